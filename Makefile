@@ -1,0 +1,51 @@
+# make demo | test | lint | bench | chaos | docs: each sets up what it needs by itself.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EXTRAS := torch,lint,gguf,remote,hf,lightning,dev
+# One thread for each test worker: two workers share two cores, and results do not depend on thread count.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench chaos docs setup clean
+
+help:
+	@echo "make demo   set up and run the story: a training run dies, nanproof keeps it alive"
+	@echo "make test   set up, check types and style, run all tests"
+	@echo "make lint   ruff and mypy --strict"
+	@echo "make bench  measure the cost side by side, as ratios"
+	@echo "make chaos  the fault-injection campaign"
+	@echo "make docs   regenerate the generated pages in docs/"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt scripts/setup.sh
+	@scripts/setup.sh "$(PYTHON)" "$(VENV)" "$(EXTRAS)"
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/demo.py
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python scripts/docs.py --check
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+chaos: $(READY)
+	$(BIN)/python -m pytest -q tests/chaos --chaos
+
+docs: $(READY)
+	$(BIN)/python scripts/docs.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,137 @@
+"""What all verbs share: finding them, their common options, exit codes, and how errors look.
+
+A verb is a file in this folder that defines ``command``, made with the decorator `verb`. It does its work
+through the library, prints through `Screen`, and returns its exit code: 0 clean, 1 findings. Whatever fails
+in the tool or in its usage exits with 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .. import __version__
+from ..errors import NanproofError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_NOT_VERBS = {"shell"}
+
+
+class Screen:
+    """Where a verb prints: a terminal, or JSON for machines."""
+
+    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+
+    def data(self, value: object) -> None:
+        """The result for machines; printed only with ``--json``."""
+        from ..records import to_json
+
+        if self.as_json:
+            click.echo(json.dumps(to_json(value), indent=2, allow_nan=False))
+
+    def result(self, value: RenderableType) -> None:
+        """The result for people; printed even with ``--quiet``."""
+        if not self.as_json:
+            self._print(value)
+
+    def note(self, value: RenderableType) -> None:
+        """What is nice to know: silent with ``--quiet`` and with ``--json``."""
+        if not self.as_json and not self.quiet:
+            self._print(value)
+
+    def _print(self, value: RenderableType) -> None:
+        from rich.console import Console
+
+        width = None if sys.stdout.isatty() else 120  # piped output must not depend on a terminal's width
+        Console(width=width, highlight=False, soft_wrap=isinstance(value, str)).print(value)
+
+
+class Verbs(click.Group):
+    """Finds the verbs by looking into this folder and imports only the one that runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        folder = str(Path(__file__).parent)
+        return sorted(m.name for m in pkgutil.iter_modules([folder]) if m.name not in _NOT_VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(ctx):
+            return None
+        command = importlib.import_module(f"nanproof.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"nanproof {close[0]}" if close else "nanproof --help lists the verbs"
+            fail(f"there is no verb {args[0]!r}", hint)
+
+
+def fail(message: str, hint: str = "", code: int = 2) -> Any:
+    """End with one red line and, below it, the next step."""
+    click.secho(f"error: {message}", fg="red", err=True)
+    if hint:
+        click.echo(f"  next: {hint}", err=True)
+    raise SystemExit(code)
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 clean, 1 findings, 2 the tool or its usage failed. NANPROOF_DEBUG=1 or --debug shows tracebacks.",
+)
+@click.version_option(__version__, prog_name="nanproof", message="%(prog)s %(version)s")
+def nanproof() -> None:
+    """Keep PyTorch training finite: guard a run, find what broke it, say why, repair it, resume."""
+
+
+def verb(example: str) -> Callable[[Callable[..., int]], click.Command]:
+    """Make a function a verb: it gets a `Screen` first, then its own arguments, and returns the exit code."""
+
+    def decorate(function: Callable[..., int]) -> click.Command:
+        @functools.wraps(function)
+        def run(*, as_json: bool, quiet: bool, debug: bool, **arguments: Any) -> None:
+            try:
+                code = function(Screen(as_json=as_json, quiet=quiet), **arguments)
+            except NanproofError as error:
+                if debug:
+                    raise
+                fail(error.message, error.hint, error.exit_code)
+            except (KeyboardInterrupt, BrokenPipeError):
+                raise SystemExit(130) from None
+            except Exception as error:
+                if debug:
+                    raise
+                fail(f"{type(error).__name__}: {error}", "run it again with --debug and report what it prints")
+            raise SystemExit(code)
+
+        command = click.command(epilog=f"Example: {example}")(run)
+        for option in reversed(
+            [
+                click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for machines."),
+                click.Option(["--quiet", "-q"], is_flag=True, help="Print the result only."),
+                click.Option(["--debug"], is_flag=True, envvar="NANPROOF_DEBUG", help="Show tracebacks."),
+            ]
+        ):
+            command.params.append(option)
+        return command
+
+    return decorate

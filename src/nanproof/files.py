@@ -1,0 +1,342 @@
+"""Every byte that nanproof writes goes through here, so that a kill at any moment leaves old or new, never torn.
+
+>>> import tempfile, pathlib
+>>> folder = pathlib.Path(tempfile.mkdtemp())
+>>> write_atomic(folder / "a.json", b"{}")
+>>> (folder / "a.json").read_bytes()
+b'{}'
+
+Each operation passes a named fault point. Fault points do nothing until a test arms one, in this process with
+`arm` or in a child through the environment variable ``NANPROOF_FAULT``, for example ``write:2:enospc``: the
+second time that ``write`` is passed, it fails as a full disk does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+from .errors import LockedError, UsageError
+
+POINTS = ("create", "write", "fsync", "rename", "fsync-dir", "append", "truncate", "remove", "mkdir", "lock")
+FAULTS = ("kill", "enospc", "eio", "short")
+Fault = Literal["kill", "enospc", "eio", "short"]
+
+_armed: dict[str, tuple[int, Fault]] = {}
+_passed: dict[str, int] = {}
+
+
+def arm(point: str, *, on: int = 1, fault: Fault = "enospc") -> None:
+    """Make the ``on``-th pass of a fault point fail; ``kill`` ends the process with SIGKILL."""
+    if point not in POINTS or fault not in FAULTS:
+        raise UsageError(f"no fault {point}:{fault}", hint=f"points are {POINTS}, faults are {FAULTS}")
+    _armed[point] = (on, fault)
+    _passed[point] = 0
+
+
+def disarm() -> None:
+    """Switch all fault points off again."""
+    _armed.clear()
+    _passed.clear()
+
+
+def _arm_from_environment() -> None:
+    for spec in filter(None, os.environ.get("NANPROOF_FAULT", "").split(",")):
+        point, on, fault = spec.split(":")
+        arm(point, on=int(on), fault=cast(Fault, fault))
+
+
+def _fault(point: str, data: memoryview | None = None) -> memoryview | None:
+    """Pass a fault point; returns what is left to write when the armed fault is a short write."""
+    if point not in _armed:
+        return data
+    on, fault = _armed[point]
+    _passed[point] += 1
+    if _passed[point] != on:
+        return data
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "short" and data is not None:
+        return data[: len(data) // 2]
+    code = errno.EIO if fault == "eio" else errno.ENOSPC
+    raise OSError(code, f"{os.strerror(code)} (armed at {point})")
+
+
+class _Stream(io.RawIOBase):
+    """A raw file whose writes pass the fault point and are never silently short."""
+
+    def __init__(self, path: Path) -> None:
+        _fault("create")
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return os.lseek(self._fd, offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = os.read(self._fd, len(memoryview(buffer).cast("B")))
+        memoryview(buffer).cast("B")[: len(data)] = data
+        return len(data)
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        allowed = _fault("write", view)
+        assert allowed is not None
+        done = 0
+        while done < len(allowed):
+            done += os.write(self._fd, allowed[done:])
+        if done < len(view):
+            raise OSError(errno.ENOSPC, f"only {done} of {len(view)} bytes were written")
+        return done
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._fd)
+        super().close()
+
+
+def _sync_folder(folder: Path) -> None:
+    _fault("fsync-dir")
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _beside(path: Path) -> Path:
+    """A name in the same folder (rename is atomic only within one filesystem) that no reader takes for real."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A binary file that appears under ``path``, whole, when the block ends, and not at all if it raises.
+
+    >>> import tempfile, pathlib
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "weights.bin"
+    >>> with atomic_file(target) as file:
+    ...     _ = file.write(b"abc")
+    ...     target.exists()
+    False
+    >>> target.read_bytes()
+    b'abc'
+    """
+    target = Path(path)
+    temporary = _beside(target)
+    try:
+        with io.BufferedRandom(_Stream(temporary), 1 << 20) as file:
+            yield cast(IO[bytes], file)
+            file.flush()
+            _fault("fsync")
+            os.fsync(file.fileno())
+        _fault("rename")
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Replace a file by new contents: readers see the old file or the new one."""
+    with atomic_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder that appears under ``path``, whole, when the block ends; ``path`` must not exist yet.
+
+    The block gets a temporary folder to fill, with this module or with a library that only writes folders.
+    """
+    target = Path(path)
+    if target.exists():
+        raise UsageError(f"{target} exists already", hint="choose another name")
+    temporary = _beside(target)
+    make_folder(temporary)
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                _sync_file(Path(folder, name))
+            _sync_folder(Path(folder))
+        _fault("rename")
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_file(path: Path) -> None:
+    _fault("fsync")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Create a folder and its parents; one that exists is fine."""
+    _fault("mkdir")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def move(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Rename a file or folder within one filesystem; refuses to overwrite."""
+    if os.path.lexists(target):
+        raise UsageError(f"{target} exists already", hint="choose another place, or move it away first")
+    _fault("rename")
+    os.rename(source, target)
+    _sync_folder(Path(target).parent)
+    if Path(source).parent != Path(target).parent:
+        _sync_folder(Path(source).parent)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Delete a file or a folder; one that is gone already is fine.
+
+    A folder is renamed out of sight first, so that a kill half-way leaves no half-empty folder under its name.
+    """
+    target = Path(path)
+    _fault("remove")
+    if target.is_dir() and not target.is_symlink():
+        hidden = _beside(target)
+        os.rename(target, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def link(target: str, path: str | os.PathLike[str]) -> None:
+    """Point the symbolic link ``path`` at ``target``, replacing it atomically."""
+    place = Path(path)
+    temporary = _beside(place)
+    _fault("create")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    temporary.symlink_to(target)
+    _fault("rename")
+    os.replace(temporary, place)
+    _sync_folder(place.parent)
+
+
+class JsonLines:
+    """An append-only file of JSON lines; whole lines only, whatever interrupts it.
+
+    >>> import tempfile, pathlib
+    >>> log = JsonLines(pathlib.Path(tempfile.mkdtemp()) / "log.jsonl")
+    >>> log.append([{"step": 1}, {"step": 2}])
+    >>> list(read_jsonl(log.path))
+    [{'step': 1}, {'step': 2}]
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def append(self, records: Iterable[dict[str, Any]]) -> None:
+        """Add records with a single write; a torn line left by a crash before is cut off first."""
+        data = b"".join(json.dumps(r, allow_nan=False, separators=(",", ":")).encode() + b"\n" for r in records)
+        if not data:
+            return
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _cut_torn_line(fd)
+            whole = os.fstat(fd).st_size
+            allowed = _fault("append", memoryview(data))
+            assert allowed is not None
+            done = os.write(fd, allowed)
+            if done < len(data):  # a full disk: take the half line back rather than leave it
+                os.ftruncate(fd, whole)
+                raise OSError(errno.ENOSPC, f"{self.path}: only {done} of {len(data)} bytes fitted")
+        finally:
+            os.close(fd)
+
+
+def _cut_torn_line(fd: int) -> None:
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+        return
+    _fault("truncate")
+    end = size
+    while end > 0:
+        start = max(0, end - (1 << 16))
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            os.ftruncate(fd, start + newline + 1)
+            return
+        end = start
+    os.ftruncate(fd, 0)
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The records of a JSON-lines file; a torn last line is passed over, damage before it is not."""
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+class Lock:
+    """Ownership of a folder by one live process; the kernel frees it when the process ends, however it ends.
+
+    >>> import tempfile
+    >>> lock = Lock(tempfile.mkdtemp())
+    >>> lock.acquire(); lock.release()
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / ".lock"
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or raise `LockedError` naming the owner."""
+        _fault("lock")
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(fd, 200, 0).decode(errors="replace").strip() or "an unknown process"
+            os.close(fd)
+            raise LockedError(
+                f"{self.path.parent} is in use by {owner}",
+                hint="give this run a folder of its own, or end the other run first",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; harmless when it is not held."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+_arm_from_environment()
