@@ -134,7 +134,9 @@ class Format:
         raw = codes.astype(np.int64)
         mantissa = raw & ((1 << self.mantissa_bits) - 1)
         exponent = (raw >> self.mantissa_bits) & ((1 << self.exponent_bits) - 1)
-        normal = np.ldexp((1 << self.mantissa_bits) + mantissa.astype(np.float64), exponent - self.bias - self.mantissa_bits)
+        normal = np.ldexp(
+            (1 << self.mantissa_bits) + mantissa.astype(np.float64), exponent - self.bias - self.mantissa_bits
+        )
         if self.specials == "e8m0":
             value = np.ldexp(1.0, exponent - self.bias)
         else:
@@ -149,20 +151,20 @@ class Format:
         """Which codes are +Inf or −Inf."""
         if self.inf_code is None:
             return np.zeros(codes.shape, np.bool_)
-        return (codes & codes.dtype.type(self.sign_bit - 1)) == self.inf_code
+        return np.equal(codes & codes.dtype.type(self.sign_bit - 1), self.inf_code)
 
     def is_nan(self, codes: Bits) -> NDArray[np.bool_]:
         """Which codes are NaN."""
         match self.specials:
             case "ieee":
                 assert self.inf_code is not None
-                return (codes & codes.dtype.type(self.sign_bit - 1)) > self.inf_code
+                return np.greater(codes & codes.dtype.type(self.sign_bit - 1), self.inf_code)
             case "fn":
-                return (codes & codes.dtype.type(self.sign_bit - 1)) == self.sign_bit - 1
+                return np.equal(codes & codes.dtype.type(self.sign_bit - 1), self.sign_bit - 1)
             case "fnuz":
-                return codes == self.sign_bit
+                return np.equal(codes, self.sign_bit)
             case "e8m0":
-                return codes == 0xFF
+                return np.equal(codes, 0xFF)
             case _:
                 return np.zeros(codes.shape, np.bool_)
 
@@ -176,9 +178,7 @@ def _ieee(name: str, bits: int, exponent_bits: int, *aliases: str) -> Format:
 
 
 def _small(name: str, bits: int, e: int, m: int, bias: int, specials: Specials, *aliases: str) -> Format:
-    return Format(
-        name=name, bits=bits, exponent_bits=e, mantissa_bits=m, bias=bias, specials=specials, aliases=aliases
-    )
+    return Format(name=name, bits=bits, exponent_bits=e, mantissa_bits=m, bias=bias, specials=specials, aliases=aliases)
 
 
 FORMATS: tuple[Format, ...] = (

@@ -144,7 +144,9 @@ class Incident:
     def from_json(cls, data: object) -> Incident:
         """The incident behind a parsed JSON document."""
         if not isinstance(data, dict) or "version" not in data or "verdict" not in data:
-            raise FormatError("this is not an incident record", hint="give the incident.json of a run's incidents folder")
+            raise FormatError(
+                "this is not an incident record", hint="give the incident.json of a run's incidents folder"
+            )
         if not isinstance(data["version"], int) or data["version"] > INCIDENT_VERSION:
             raise FormatError(
                 f"this incident has schema version {data['version']}, this nanproof knows {INCIDENT_VERSION}",

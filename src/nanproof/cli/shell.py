@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -85,7 +85,7 @@ class Verbs(click.Group):
             fail(f"there is no verb {args[0]!r}", hint)
 
 
-def fail(message: str, hint: str = "", code: int = 2) -> Any:
+def fail(message: str, hint: str = "", code: int = 2) -> NoReturn:
     """End with one red line and, below it, the next step."""
     click.secho(f"error: {message}", fg="red", err=True)
     if hint:
@@ -96,7 +96,7 @@ def fail(message: str, hint: str = "", code: int = 2) -> Any:
 @click.group(
     cls=Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 clean, 1 findings, 2 the tool or its usage failed. NANPROOF_DEBUG=1 or --debug shows tracebacks.",
+    epilog="Exit codes: 0 clean, 1 findings, 2 the tool or its usage failed. --debug shows tracebacks.",
 )
 @click.version_option(__version__, prog_name="nanproof", message="%(prog)s %(version)s")
 def nanproof() -> None:

@@ -1,0 +1,80 @@
+"""The command line as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nanproof", *arguments],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env},
+    )  # fmt: skip
+
+
+def test_help_names_the_verbs_and_the_exit_codes() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "explain" in done.stdout
+    assert "Exit codes: 0 clean, 1 findings, 2" in done.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout == "nanproof 0.1.0\n"
+
+
+def test_help_takes_well_under_300_ms_of_cpu() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run("--help")
+    first = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = min(first.ru_utime + first.ru_stime - before.ru_utime - before.ru_stime,
+                after.ru_utime + after.ru_stime - first.ru_utime - first.ru_stime)  # fmt: skip
+    assert spent < 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "hint"),
+    [
+        (["explan"], "there is no verb 'explan'", "nanproof explain"),
+        (["xyz"], "there is no verb 'xyz'", "nanproof --help lists the verbs"),
+        (["explain", "fp17"], "fp17 is not a floating-point format", "use one of float64"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_hint(arguments: list[str], words: str, hint: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first == f"error: {words}"
+    assert second.startswith(f"  next: {hint}")
+
+
+def test_a_wrong_option_exits_with_2() -> None:
+    done = run("explain", "--no-such-option")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    for done in (run("explain", "fp17", "--debug"), run("explain", "fp17", NANPROOF_DEBUG="1")):
+        assert "Traceback" in done.stderr
+        assert "UsageError" in done.stderr
+
+
+def test_json_is_json_and_nothing_else() -> None:
+    facts = json.loads(run("explain", "bf16", "--json").stdout)
+    assert facts["format"] == "bfloat16"
+    assert len(json.loads(run("explain", "--json").stdout)) == 10
+
+
+def test_explain_says_where_exp_overflows() -> None:
+    assert "11.09" in run("explain", "fp16").stdout
+    assert "88.7" in run("explain").stdout

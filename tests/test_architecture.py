@@ -1,0 +1,136 @@
+"""Who may import whom, what stays light, and who may write to disk."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "nanproof"
+MODULES = sorted(SRC.rglob("*.py"))
+BASE = {"records", "errors", "floats", "files", "schema"}
+
+# room: the other rooms that it may import (the base is open to all; cli may import everything)
+ARROWS: dict[str, set[str]] = {
+    "ops": set(),
+    "testing": set(),
+    "guard": {"locate"},
+    "locate": set(),
+    "checkpoint": set(),
+    "logs": set(),
+    "config": set(),
+    "lint": set(),
+    "diagnose": {"checkpoint", "logs", "config", "lint"},
+    "run": {"guard", "locate", "integrations"},
+    "integrations": {"guard"},
+    "watch": {"logs", "diagnose"},
+    "report": {"logs", "diagnose", "watch"},
+    "cases": {"guard", "ops"},
+}
+WITHOUT_TORCH = {"checkpoint", "logs", "config", "lint", "diagnose", "watch", "report", "cli"} | BASE
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+    """Every module that a file imports, absolute, and the statement."""
+    package = ["nanproof", *path.relative_to(SRC).with_suffix("").parts]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield name.name, node
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                yield node.module or "", node
+                continue
+            base = package[: len(package) - node.level]
+            if node.module:
+                yield ".".join([*base, node.module]), node
+            else:
+                for name in node.names:
+                    yield ".".join([*base, name.name]), node
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SRC).with_suffix("").parts[0]
+
+
+def test_the_arrows_between_rooms() -> None:
+    wrong = []
+    for path in MODULES:
+        here = room(path)
+        if here in ("cli", "__init__", "__main__"):
+            continue
+        allowed = BASE | {here} | ARROWS.get(here, set()) if here not in BASE else BASE
+        for name, node in imports(path):
+            parts = name.split(".")
+            if parts[0] == "nanproof" and len(parts) > 1 and parts[1] not in allowed | {"__version__"}:
+                wrong.append(f"{path.relative_to(SRC)}:{node.lineno} imports {name}")
+    assert wrong == []
+
+
+def test_every_room_has_its_arrows_written_down() -> None:
+    rooms = {room(p) for p in MODULES} - {"__init__", "__main__", "cli"}
+    assert rooms <= BASE | set(ARROWS)
+
+
+def test_torch_free_rooms_do_not_import_torch() -> None:
+    # scan's split over ranks is the one place that may, inside a function, when torchrun started it
+    wrong = [
+        f"{path.relative_to(SRC)}:{node.lineno}"
+        for path in MODULES
+        if room(path) in WITHOUT_TORCH
+        for name, node in imports(path)
+        if name.split(".")[0] in ("torch", "transformers", "lightning", "accelerate")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nanproof; dir(nanproof)",
+        "import nanproof.testing.plugin",
+        "from nanproof import Finding, Incident, Verdict, NanproofError",
+        *(
+            f"import sys; sys.argv = ['nanproof', {', '.join(map(repr, args))}]\n"
+            "try: from nanproof.cli import main; main()\nexcept SystemExit as e: assert e.code == 0"
+            for args in (["--help"], ["--version"], ["explain", "--help"], ["scan", "--help"])
+        ),
+    ],
+)
+def test_light_paths_do_not_load_torch(code: str) -> None:
+    heavy = "{'torch', 'transformers', 'lightning', 'pandas', 'matplotlib'}"
+    check = f"\nimport sys; loaded = {heavy} & set(sys.modules); assert not loaded, loaded"
+    subprocess.run([sys.executable, "-c", code + check], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+WRITERS = {
+    "write_text", "write_bytes", "mkdir", "makedirs", "unlink", "rename", "replace_file", "rmtree", "rmdir", "touch",
+    "symlink_to", "save_file", "savez", "tofile", "copyfile", "copytree", "copy2", "truncate", "ftruncate", "mkstemp",
+    "mkdtemp", "NamedTemporaryFile", "TemporaryDirectory", "O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC",
+}  # fmt: skip
+
+
+def writes(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in WRITERS:
+            yield f"{path.relative_to(SRC)}:{node.lineno} .{node.attr}"
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == "open":
+            words = [a for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
+            if any(isinstance(w.value, str) and set(w.value) & set("wax+") and len(w.value) <= 3 for w in words):
+                yield f"{path.relative_to(SRC)}:{node.lineno} open for writing"
+
+
+def test_only_files_py_writes() -> None:
+    found = [w for path in MODULES if path != SRC / "files.py" for w in writes(path)]
+    assert found == []
+
+
+def test_the_check_on_writers_can_fail() -> None:
+    assert len(list(writes(SRC / "files.py"))) > 10
