@@ -1,0 +1,121 @@
+"""Carrying a good step out: clip, step, schedule, average; and the learning rate's way back after a rollback."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from .state import Training
+
+
+def clip(training: Training, max_norm: float | None, norm: float | Tensor) -> None:
+    """Scale gradients down to ``max_norm``, as torch does, given the norm that was judged.
+
+    A host norm within the bound needs no work: torch would multiply by exactly one.
+    """
+    if max_norm is None or (isinstance(norm, float) and max_norm / (norm + 1e-6) >= 1.0):
+        return
+    total = torch.tensor(norm, device=training.device) if isinstance(norm, float) else norm
+    coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    torch._foreach_mul_([getattr(g, "_local_tensor", g) for _, g in training.gradients()], coefficient)
+
+
+class Backoff:
+    """A factor on the learning rate that returns to one over a number of steps.
+
+    >>> b = Backoff(); b.start(0.5, 2)
+    >>> [b.factor, (b.advance(), b.factor)[1], (b.advance(), b.factor)[1]]
+    [0.5, 0.7071067811865476, 1.0]
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._growth = 1.0
+
+    def start(self, factor: float, recovery: int) -> None:
+        self.factor *= factor
+        self._growth = self.factor ** (-1.0 / recovery)
+
+    def advance(self) -> None:
+        self.factor = min(1.0, self.factor * self._growth)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"factor": self.factor, "growth": self._growth}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.factor, self._growth = state["factor"], state["growth"]
+
+
+def step_optimizers(training: Training, backoff: Backoff, veto: Tensor | None = None) -> None:
+    """Step every optimizer; with ``veto`` (a device flag) fused ones leave everything as it is when it is true.
+
+    The backed-off learning rate is in force for this call only, so schedulers that compute from the last
+    value are not disturbed.
+    """
+    for optimizer in training.optimizers:
+        full = [g["lr"] for g in optimizer.param_groups]
+        if backoff.factor < 1.0:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * backoff.factor
+        if veto is not None:
+            optimizer.grad_scale, optimizer.found_inf = None, veto.to(torch.float32)  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            if veto is not None:
+                del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+            for group, lr in zip(optimizer.param_groups, full, strict=True):
+                group["lr"] = lr
+
+
+def step_schedulers(training: Training, loss: float) -> None:
+    """Advance the schedules; those that look at a metric get the loss."""
+    for scheduler in training.schedulers:
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(loss)
+        else:
+            scheduler.step()
+
+
+def update_average(training: Training) -> None:
+    """Let the averaged model see the new parameters."""
+    ema: Any = training.ema
+    if ema is None:
+        return
+    if hasattr(ema, "update_parameters"):
+        ema.update_parameters(training.model)
+    elif hasattr(ema, "update"):
+        ema.update(training.model)
+    else:
+        ema(training.model)
+
+
+def check_average(ema: Any) -> None:
+    if ema is not None and not (hasattr(ema, "update_parameters") or hasattr(ema, "update") or callable(ema)):
+        raise UsageError(
+            f"{type(ema).__name__} has no update_parameters(model) or update(model)",
+            hint="pass torch.optim.swa_utils.AveragedModel, an object with update(model), or a function of the model",
+        )
+
+
+def back_off_scale(training: Training, floor: float, scale: float) -> bool:
+    """Lower GradScaler's scale after an overflow as it would itself, but not below the floor.
+
+    True when the floor stopped it: then the overflow is no ordinary one.
+    """
+    scaler = training.scaler
+    assert scaler is not None
+    lower = scale * scaler.get_backoff_factor()
+    hold_scale(training, max(lower, min(scale, floor)))
+    scaler._growth_tracker.zero_()
+    return lower < floor
+
+
+def hold_scale(training: Training, scale: float) -> None:
+    """Make GradScaler forget this step's overflow and keep (or take) a scale; its growth counter stays."""
+    if training.scaler is not None and math.isfinite(scale):
+        training.scaler.update(float(scale))

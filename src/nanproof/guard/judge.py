@@ -1,0 +1,101 @@
+"""Is this step good? A pure function of what was read and what is normal.
+
+>>> from nanproof.records import Reading
+>>> str(judge(Reading(step=7, loss=float("nan"), grad_norm=1.0, lr=1e-4), Limits()))
+'step 7: nonfinite loss nan'
+>>> judge(Reading(step=8, loss=2.0, grad_norm=1.0, lr=1e-4), Limits(grad_norm=10.0)).ok
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..records import Level, Reading, Verdict
+from .window import Limits
+
+# A reading names what it saw as "level" or "level:name"; the first of these that is bad names the verdict,
+# because a bad input makes bad predictions makes a bad loss makes bad gradients.
+LEVELS: tuple[Level, ...] = ("input", "prediction", "loss", "gradient", "parameter", "buffer")
+
+
+def judge(reading: Reading, limits: Limits) -> Verdict:
+    """The verdict on one step: non-finite first, then spikes.
+
+    A bad input or prediction alone is no harm (masks are full of −inf on purpose); it names the verdict when
+    the loss, a gradient or the state is bad too.
+    """
+    bad = [b.partition(":")[::2] for b in reading.bad]
+    bad += [("loss", "")] if not math.isfinite(reading.loss) else []
+    bad += [("gradient", "")] if not math.isfinite(reading.grad_norm) else []
+    if any(level not in ("input", "prediction") for level, _ in bad):
+        level = next(known for known in LEVELS if any(known == found for found, _ in bad))
+        names = tuple(name for found, name in bad if found == level and name)
+        value = {"loss": reading.loss, "gradient": reading.grad_norm}.get(level)
+        return Verdict(kind="nonfinite", step=reading.step, level=level, names=names, value=value)
+    if reading.loss > limits.loss:
+        return Verdict(kind="spike", step=reading.step, level="loss", value=reading.loss, limit=limits.loss)
+    if reading.grad_norm > limits.grad_norm:
+        return Verdict(
+            kind="spike", step=reading.step, level="gradient", value=reading.grad_norm, limit=limits.grad_norm
+        )
+    return Verdict(kind="ok", step=reading.step)
+
+
+def name_culprits(verdict: Verdict, bad: Sequence[str], norm: float, overflowed: bool) -> Verdict:
+    """A non-finite gradient verdict after a close look: which parameters, or an overflow of the norm alone.
+
+    The L2 norm of finite gradients can still be infinite, as squares overflow first; ``norm`` is the one
+    computed without overflow.
+    """
+    if verdict.kind != "nonfinite" or verdict.level != "gradient":
+        return verdict
+    if overflowed:
+        return dataclasses.replace(verdict, kind="overflow", value=norm)
+    return dataclasses.replace(verdict, names=tuple(bad))
+
+
+@dataclass
+class Trends:
+    """Slow signs of trouble over many steps: headroom that keeps shrinking, a model that has stopped learning.
+
+    These warn; they never veto a step.
+    """
+
+    chance: float | None = None
+    patience: int = 8
+    """How many readings in a row a headroom must shrink."""
+    bits: float = 6.0
+    """How near to the dtype's maximum, in powers of two, it must have come."""
+    dead_norm: float = 0.1
+    dead_after: int = 200
+
+    def __post_init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._falls: dict[str, int] = {}
+        self._dead = 0
+
+    def headroom(self, step: int, headrooms: dict[str, float]) -> Verdict | None:
+        """A warning when a headroom (in bits) has shrunk ``patience`` times in a row and is small by now."""
+        for name, bits in headrooms.items():
+            falling = bits < self._last.get(name, -math.inf)
+            self._falls[name] = self._falls.get(name, 0) + 1 if falling else 0
+            self._last[name] = bits
+            if self._falls[name] >= self.patience and bits < self.bits:
+                self._falls[name] = 0
+                level: Level = "gradient" if name == "gradient" else "activation"
+                return Verdict(kind="headroom", step=step, level=level, names=(name,), value=bits, limit=None)
+        return None
+
+    def dead(self, step: int, loss: float, grad_norm: float) -> Verdict | None:
+        """A warning when the typical loss stays at chance level while gradients vanish."""
+        if self.chance is None or not math.isfinite(loss):
+            return None
+        stuck = abs(loss - self.chance) <= 0.02 * abs(self.chance) and grad_norm < self.dead_norm
+        self._dead = self._dead + 1 if stuck else 0
+        if self._dead != self.dead_after:
+            return None
+        return Verdict(kind="dead", step=step, level="loss", value=loss)

@@ -1,0 +1,96 @@
+"""The moment before a forward pass: random states and buffers, so that a step can be undone or played again."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Slot = tuple[str, nn.Module, str]
+"""A buffer's full name, the module that holds it, and its name there."""
+
+
+def random_states(device: torch.device) -> dict[str, Any]:
+    """The states of every generator that a training step may draw from."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_states(states: dict[str, Any], device: torch.device) -> None:
+    """Put back what `random_states` took."""
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+class Moment:
+    """Random states and buffers as they were; copies go into memory that is allocated once."""
+
+    def __init__(self, slots: list[Slot], device: torch.device) -> None:
+        self._slots = slots
+        self._device = device
+        self._held: list[Tensor | None] = []
+        self._copies: list[Tensor] = []
+        self._random: dict[str, Any] | None = None
+
+    @property
+    def taken(self) -> bool:
+        return self._random is not None
+
+    @property
+    def random(self) -> dict[str, Any]:
+        assert self._random is not None
+        return self._random
+
+    def capture(self) -> None:
+        """Remember this moment."""
+        self._held = [m._buffers.get(k) for _, m, k in self._slots]
+        present = [b for b in self._held if b is not None]
+        same = len(present) == len(self._copies) and all(
+            c.shape == b.shape and c.dtype == b.dtype and c.device == b.device
+            for c, b in zip(self._copies, present, strict=True)
+        )
+        if not same:
+            self._copies = [b.detach().clone() for b in present]
+        elif present:
+            torch._foreach_copy_(self._copies, present)
+        self._random = random_states(self._device)
+
+    def forget(self) -> None:
+        self._random = None
+
+    def restore(self) -> None:
+        """Go back to it; a buffer that was replaced since is put back as the same object."""
+        self.restore_buffers()
+        set_random_states(self.random, self._device)
+
+    def restore_buffers(self) -> None:
+        for (_, module, key), held in zip(self._slots, self._held, strict=True):
+            if module._buffers.get(key) is not held:
+                module._buffers[key] = held
+        present = [b for b in self._held if b is not None]
+        if present:
+            with torch.no_grad():
+                torch._foreach_copy_(present, self._copies)
+
+    def select_buffers(self, good: Tensor) -> None:
+        """Keep the new buffers where ``good``, else these; decided on the device."""
+        present = [b for b in self._held if b is not None]
+        with torch.no_grad():
+            for buffer, copy in zip(present, self._copies, strict=True):
+                buffer.copy_(torch.where(good, buffer, copy))
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The remembered buffers by name, for an incident's bundle."""
+        names = [n for (n, _, _), held in zip(self._slots, self._held, strict=True) if held is not None]
+        return dict(zip(names, self._copies, strict=True))

@@ -1,0 +1,51 @@
+"""The run's log: one JSON line per step, written in whole lines, a few at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from ..files import JsonLines
+from ..records import Action, Reading, Verdict, to_json
+
+log = logging.getLogger("nanproof")
+
+
+class Recorder:
+    """Keeps the last readings in memory and the whole history in ``training_log.jsonl``."""
+
+    def __init__(self, run_dir: Path | None, *, every: int, keep: int = 50) -> None:
+        self.recent: deque[Reading] = deque(maxlen=keep)
+        self._file = JsonLines(run_dir / "training_log.jsonl") if run_dir is not None else None
+        self._lines: list[dict[str, Any]] = []
+        self._every = every
+
+    def add(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
+        self.recent.append(reading)
+        if self._file is None:
+            return
+        line = {
+            "step": reading.step, "update": update, "loss": reading.loss, **reading.components,
+            "grad_norm": reading.grad_norm, "lr": reading.lr, "scale": reading.scale, "verdict": verdict.kind,
+            "action": action.kind, "seconds": round(reading.seconds, 6), **reading.watched,
+        }  # fmt: skip
+        self._lines.append(to_json(line))
+        if len(self._lines) >= self._every:
+            self.flush()
+
+    def event(self, **fields: Any) -> None:
+        """A line that is not a step: a resume, a rollback, the end."""
+        if self._file is not None:
+            self._lines.append(to_json(fields))
+
+    def flush(self) -> None:
+        """Write what is waiting; a full disk costs log lines, said loudly, never the run."""
+        if self._file is None or not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        try:
+            self._file.append(lines)
+        except OSError as error:
+            log.error("nanproof: %d log lines lost, %s: %s", len(lines), self._file.path, error)

@@ -1,0 +1,56 @@
+"""Checkpoints of sharded models (FSDP2): a folder in torch's distributed format, written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from ..errors import FormatError, UsageError
+from ..files import atomic_file, make_folder, move, remove
+from .ranks import Ranks
+from .state import Training
+
+REST = "nanproof.pt"
+
+
+def save_sharded(training: Training, ranks: Ranks, path: Path, rest: dict[str, Any]) -> None:
+    """Every rank writes its shards into a hidden folder; the first one makes it visible when all are done."""
+    if path.exists():
+        raise UsageError(f"{path} exists already", hint="choose another name")
+    hidden = path.with_name(f".{path.name}.tmp")
+    if ranks.rank == 0:
+        remove(hidden)
+        make_folder(hidden)
+    dist.barrier()
+    model, optimizers = get_state_dict(training.model, training.optimizers)
+    dcp.save({"model": model, "optimizers": optimizers}, checkpoint_id=hidden)
+    if ranks.rank == 0:
+        with atomic_file(hidden / REST) as file:
+            torch.save(rest, file)
+        move(hidden, path)
+    dist.barrier()
+
+
+def read_sharded(path: Path) -> dict[str, Any]:
+    """What is not sharded: schedules, counters, random states."""
+    try:
+        state = torch.load(path / REST, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise FormatError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
+    assert isinstance(state, dict)
+    return state
+
+
+def load_sharded(training: Training, path: Path) -> None:
+    """Load the shards that belong to this rank, however many ranks wrote them."""
+    model, optimizers = get_state_dict(training.model, training.optimizers)
+    state = {"model": model, "optimizers": optimizers}
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(
+        training.model, training.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizers"]
+    )

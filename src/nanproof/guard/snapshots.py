@@ -1,0 +1,207 @@
+"""A ring of healthy states in memory, to roll back to without touching a disk."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .moment import Moment
+from .state import Training
+
+
+class Snapshot:
+    """One copy of the whole training state; its memory is reused when it is taken again."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._moment = Moment(training.slots, training.device)
+        self._parameters: list[Tensor] = []
+        self._tensors: list[Tensor] = []
+        self._plain: dict[str, Any] = {}
+        self._finite = _host_like(torch.ones((), dtype=torch.bool, device=training.device))
+        self.step = -1
+        self.update = -1
+
+    @torch.no_grad()
+    def take(self, step: int, update: int, finite: Tensor) -> None:
+        """Copy the state as it is now; ``finite`` is the device's word on it, read only when it is needed."""
+        t = self._training
+        self._parameters = _copied(self._live_parameters(), self._parameters)
+        self._tensors = _copied(self._live_state(), self._tensors)
+        self._moment.capture()
+        self._plain = {
+            "optimizers": [_plain_state(o) for o in t.optimizers],
+            "schedulers": [copy.deepcopy(s.state_dict()) for s in t.schedulers],
+        }
+        self._finite.copy_(finite, non_blocking=True)
+        self.step, self.update = step, update
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all of it was finite; read long after it was taken, so nothing waits."""
+        return self.step >= 0 and bool(self._finite.numpy())
+
+    @torch.no_grad()
+    def restore(self, *, random_states: bool = True) -> None:
+        """Put the state back, in place: parameters, moments and buffers stay the same objects."""
+        t = self._training
+        for optimizer, plain in zip(t.optimizers, self._plain["optimizers"], strict=True):
+            _restore_plain(optimizer, plain)
+        _copy(self._live_parameters(), self._parameters)
+        _copy(self._live_state(), self._tensors)
+        for scheduler, state in zip(t.schedulers, self._plain["schedulers"], strict=True):
+            scheduler.load_state_dict(copy.deepcopy(state))
+        if random_states:
+            self._moment.restore()
+        else:
+            self._moment.restore_buffers()
+
+    @contextmanager
+    @torch.no_grad()
+    def borrowed(self) -> Iterator[None]:
+        """The older parameters and buffers for the length of a block; the current ones come back after it."""
+        live = self._live_parameters()
+        current = [a.clone() for a in live]
+        now = Moment(self._training.slots, self._training.device)
+        now.capture()
+        try:
+            _copy(live, self._parameters)
+            self._moment.restore_buffers()
+            yield
+        finally:
+            _copy(live, current)
+            now.restore()
+
+    def _live_parameters(self) -> list[Tensor]:
+        return [_local(p) for _, p in self._training.model.named_parameters()]
+
+    def _live_state(self) -> list[Tensor]:
+        t = self._training
+        named = [*t.optimizer_state(), *t.averaged()]
+        return [_local(v) for _, v in named] + t.scaler_tensors()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in [*self._parameters, *self._tensors])
+
+
+class Ring:
+    """Two snapshots; an unhealthy one never pushes a healthy one out. Without ``every`` it only checks health."""
+
+    def __init__(self, training: Training, every: int | None) -> None:
+        self._training = training
+        self._keeping = every is not None
+        self._every = every or 200
+        self._slots = [Snapshot(training), Snapshot(training)]
+        self._health = _host_like(torch.ones((), dtype=torch.bool, device=training.device)).fill_(True)
+        self._arrived: Any = None
+        self._spent = -1
+        self.seconds = 0.0
+        self.taken = 0
+
+    def due(self, update: int) -> bool:
+        return update % self._every == 0
+
+    def take(self, step: int, update: int) -> None:
+        """Copy the state and start to find out whether it is finite; nothing waits."""
+        start = time.perf_counter()
+        finite = self._training.health_flag()
+        self._health.copy_(finite, non_blocking=True)
+        if self._training.device.type == "cuda":
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        if self._keeping:
+            newest, older = sorted(self._slots, key=lambda s: s.step, reverse=True)
+            target = older if newest.healthy or newest.step < 0 else newest
+            target.take(step, update, finite)
+        self.seconds += time.perf_counter() - start
+        self.taken += 1
+
+    def state_is_bad(self) -> bool:
+        """Whether the state was found bad when it was last looked at; says so once."""
+        if self._arrived is not None and not self._arrived.query():
+            return False  # still on its way: looked at again next step
+        bad = not bool(self._health.numpy())
+        self._health.fill_(True)
+        return bad
+
+    def healthy(self) -> list[Snapshot]:
+        """The usable snapshots, newest first."""
+        return sorted((s for s in self._slots if s.healthy), key=lambda s: s.step, reverse=True)
+
+    def newest(self) -> Snapshot | None:
+        """The one to roll back to: not the one that was rolled back to last and did not help."""
+        return next((s for s in self.healthy() if s.step != self._spent), None)
+
+    def spend(self, snapshot: Snapshot) -> None:
+        """Remember that a rollback used this one; newer ones that were passed over are dropped."""
+        for other in self._slots:
+            if other.step > snapshot.step:
+                other.step = -1
+        self._spent = snapshot.step
+
+    @property
+    def nbytes(self) -> int:
+        return sum(s.nbytes for s in self._slots)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _copied(live: list[Tensor], kept: list[Tensor]) -> list[Tensor]:
+    """Copies of tensors, in the memory kept from last time when it fits."""
+    if [(a.shape, a.dtype) for a in live] != [(a.shape, a.dtype) for a in kept]:
+        kept = [_host_like(a) for a in live]
+    _copy(kept, live)
+    return kept
+
+
+def _copy(target: list[Tensor], source: list[Tensor]) -> None:
+    if target:
+        torch._foreach_copy_(target, source, non_blocking=True)
+
+
+def _host_like(tensor: Tensor) -> Tensor:
+    """Host memory of the same shape; pinned for an accelerator, so that copies need not wait."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
+
+
+def _plain_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What of an optimizer is not a tensor: group options, non-tensor state, and which state exists at all."""
+    groups = [
+        {k: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in g.items() if k != "params"}
+        for g in optimizer.param_groups
+    ]
+    state = {
+        p: {k: None if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in s.items()}
+        for p, s in optimizer.state.items()
+    }
+    return {"groups": groups, "state": state}
+
+
+def _restore_plain(optimizer: Optimizer, plain: dict[str, Any]) -> None:
+    for group, saved in zip(optimizer.param_groups, plain["groups"], strict=True):
+        for key, value in saved.items():
+            if isinstance(value, Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = copy.deepcopy(value)
+    for p in list(optimizer.state):
+        saved = plain["state"].get(p)
+        if saved is None:
+            del optimizer.state[p]  # state that was born after the snapshot
+            continue
+        for key in list(optimizer.state[p]):
+            if key not in saved:
+                del optimizer.state[p][key]
+            elif saved[key] is not None:
+                optimizer.state[p][key] = copy.deepcopy(saved[key])

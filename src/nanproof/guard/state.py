@@ -1,0 +1,150 @@
+"""Everything that a training run consists of, in one place: what to look at, what to keep, what to step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from ..errors import NonFiniteError, UsageError
+from ..records import TensorFacts
+from ..tensors import facts_of, is_finite, local_values
+from .moment import Slot
+
+Named = tuple[str, Tensor]
+
+
+class Training:
+    """The model with its optimizers, schedulers, scaler and averaged copy."""
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[nn.Module],
+        optimizer: Optimizer | Iterable[Optimizer],
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+    ) -> None:
+        self.model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.schedulers = (
+            [] if scheduler is None else list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
+        )
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.ema = ema
+        self._check()
+        owned = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        self.parameters = [(n, p) for n, p in self.model.named_parameters() if id(p) in owned]
+        self.slots: list[Slot] = [
+            (f"{n}.{k}".lstrip("."), m, k) for n, m in self.model.named_modules() for k in m._buffers
+        ]
+
+    def _check(self) -> None:
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise UsageError(
+                    f"{type(optimizer).__name__} is not a torch optimizer", hint="pass the optimizer itself, or a list"
+                )
+            if isinstance(optimizer, LBFGS):
+                raise UsageError(
+                    "LBFGS evaluates its closure many times within one step, so a step cannot be vetoed whole",
+                    hint="use a first-order optimizer under the guard",
+                )
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        strangers = [p for o in self.optimizers for g in o.param_groups for p in g["params"] if id(p) not in names]
+        if not names or strangers:
+            raise UsageError(
+                f"the optimizer holds {len(strangers)} parameters that are not the model's",
+                hint="build the optimizer from the parameters of the model given to Guard, after wrapping it",
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0][1].device
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are shards over ranks (FSDP2)."""
+        return any(hasattr(p, "_local_tensor") for _, p in self.parameters)
+
+    def buffers(self) -> list[Named]:
+        """The buffers as they are now, without walking the module tree again."""
+        return [(name, b) for name, m, k in self.slots if (b := m._buffers.get(k)) is not None]
+
+    def gradients(self) -> list[Named]:
+        """The gradients of this step; of sparse ones their coalesced values, which alias them."""
+        found = []
+        for name, p in self.parameters:
+            if p.grad is None:
+                continue
+            if p.grad.layout == torch.sparse_coo:
+                p.grad = p.grad.coalesce()
+                found.append((name, p.grad._values()))
+            else:
+                found.append((name, p.grad))
+        return found
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def optimizer_state(self) -> Iterator[Named]:
+        """Moments and whatever else the optimizers keep, named by parameter."""
+        names = {id(p): n for n, p in self.parameters}
+        for optimizer in self.optimizers:
+            for p, state in optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        yield f"{names[id(p)]}.{key}", value
+
+    def averaged(self) -> Iterator[Named]:
+        if self.ema is not None and hasattr(self.ema, "state_dict"):
+            for key, value in self.ema.state_dict().items():
+                if isinstance(value, Tensor):
+                    yield f"ema.{key}", value
+
+    def everything(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Every tensor of the state as (kind, name, tensor)."""
+        for name, parameter in self.model.named_parameters():
+            yield "parameter", name, parameter
+        for name, buffer in self.buffers():
+            yield "buffer", name, buffer
+        for name, moment in self.optimizer_state():
+            yield "optimizer state", name, moment
+        for name, copy in self.averaged():
+            yield "averaged parameter", name, copy
+
+    def sick(self) -> list[tuple[str, TensorFacts]]:
+        """Every tensor of the state that is not finite, with its statistics."""
+        return [(kind, facts_of(name, t)) for kind, name, t in self.everything() if not is_finite(t)]
+
+    def require_finite(self, doing: str, hint: str) -> None:
+        """Raise `NonFiniteError` naming the first bad tensor."""
+        sick = self.sick()
+        if sick:
+            kind, facts = sick[0]
+            more = f" and {len(sick) - 1} more tensors" if len(sick) > 1 else ""
+            raise NonFiniteError(f"{doing}: {kind} {facts}{more}", hint=hint)
+
+    def health_flag(self) -> Tensor:
+        """One device flag, true when parameters, floating buffers and moments are all finite; no host read."""
+        tensors = [local_values(t) for _, _, t in self.everything()]
+        wide = [t for t in tensors if t.is_floating_point() and t.element_size() > 1 and t.numel()]
+        # the infinity norm: finite exactly when every element is, and it cannot overflow
+        norms = torch._foreach_norm(wide, float("inf"))
+        return torch.isfinite(torch.stack([n.float().to(self.device) for n in norms])).all()
+
+    def learning_rate(self) -> float:
+        lr = self.optimizers[0].param_groups[0]["lr"]
+        return float(lr)
+
+    def scaler_tensors(self) -> list[Tensor]:
+        """The loss scale and its growth counter on the device, so that the scale can be read without a wait."""
+        if self.scaler is None:
+            return []
+        if self.scaler._scale is None:
+            self.scaler.scale(torch.zeros((), device=self.device))  # it makes its tensors on first use
+        return [self.scaler._scale, self.scaler._growth_tracker]

@@ -1,0 +1,147 @@
+"""Named checkpoints inside a forward pass, and watches on modules and parameters.
+
+    h = nanproof.tap("mhc.read_out", h, alpha=self.alpha)
+
+Outside a guarded step a tap returns its tensor and does nothing else.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..floats import format_of
+from ..records import TensorFacts
+from .signals import absmax
+
+_listening: Taps | None = None
+
+
+def tap(name: str, tensor: Tensor, **extra: Tensor | float) -> Tensor:
+    """Mark a place in a forward pass; in an incident it is listed with shape, NaN/Inf counts, finite range and extras.
+
+    >>> import torch
+    >>> tap("block.out", torch.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    # compiled code must not break its graph for us; the eager replay of an incident hears its taps
+    if _listening is not None and not torch.compiler.is_compiling():
+        _listening.hear(name, tensor, extra)
+    return tensor
+
+
+class Taps:
+    """What the taps of the current step said; statistics stay on the device until somebody asks."""
+
+    def __init__(self) -> None:
+        self._heard: list[tuple[str, tuple[int, ...], str, Tensor, dict[str, Tensor | float]]] = []
+
+    def listen(self) -> None:
+        global _listening
+        _listening = self
+
+    def deafen(self) -> None:
+        global _listening
+        if _listening is self:
+            _listening = None
+
+    def clear(self) -> None:
+        self._heard.clear()
+
+    @torch.no_grad()
+    def hear(self, name: str, tensor: Tensor, extra: dict[str, Tensor | float]) -> None:
+        x = tensor.detach()
+        x = torch.view_as_real(x) if x.is_complex() else x
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        if x.numel() == 0:
+            return
+        x = x.float() if x.element_size() < 4 or not x.is_floating_point() else x
+        finite = torch.isfinite(x)
+        stats = torch.stack(
+            [
+                torch.isnan(x).sum(),
+                (x == math.inf).sum(),
+                (x == -math.inf).sum(),
+                torch.where(finite, x, math.inf).amin(),
+                torch.where(finite, x, -math.inf).amax(),
+            ]
+        )
+        copied = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in extra.items()}
+        self._heard.append((name, shape, dtype, stats, copied))
+
+    def facts(self) -> tuple[TensorFacts, ...]:
+        """Everything heard, in order."""
+        found = []
+        for name, shape, dtype, stats, extra in self._heard:
+            nan, posinf, neginf, low, high = stats.double().tolist()  # host sync: incident path only
+            values = {}
+            for key, value in extra.items():
+                if isinstance(value, Tensor) and value.numel() > 1:
+                    values |= {f"{key}.min": float(value.min()), f"{key}.max": float(value.max())}
+                else:
+                    values[key] = float(value)
+            found.append(
+                TensorFacts(
+                    name=name, shape=shape, dtype=dtype, nan=int(nan), posinf=int(posinf), neginf=int(neginf),
+                    finite_min=low if math.isfinite(low) else None, finite_max=high if math.isfinite(high) else None,
+                    extra=values,
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+
+class Watches:
+    """Reads chosen activations and parameters every so many steps, without touching the model's code."""
+
+    def __init__(self, model: nn.Module, modules: list[str], params: list[str], every: int) -> None:
+        self.every = every
+        self._modules = [(n, m) for n, m in model.named_modules() if n and _matches(n, modules)]
+        self._params = [(n, p) for n, p in model.named_parameters() if _matches(n, params)]
+        self._on = False
+        self._seen: dict[str, tuple[Tensor, float]] = {}
+        self._hooks = [m.register_forward_hook(self._hook(n)) for n, m in self._modules]
+
+    @property
+    def idle(self) -> bool:
+        return not self._modules and not self._params
+
+    def unmatched(self, patterns: list[str], what: str) -> list[str]:
+        names = [n for n, _ in (self._modules if what == "modules" else self._params)]
+        return [p for p in patterns if not fnmatch.filter(names, p)]
+
+    def begin(self, step: int) -> None:
+        self._on = not self.idle and step % self.every == 0
+        self._seen.clear()
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            out = output[0] if isinstance(output, tuple | list) and output else output
+            if self._on and isinstance(out, Tensor) and out.is_floating_point():
+                self._seen[name] = (absmax(out), format_of(out.dtype).max)
+
+        return hook
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Device scalars by name and, for activations, the largest value of their dtype."""
+        values: dict[str, Tensor] = {}
+        limits: dict[str, float] = {}
+        if not self._on:
+            return values, limits
+        for name, (value, limit) in self._seen.items():
+            values[f"absmax/{name}"] = value
+            limits[f"absmax/{name}"] = limit
+        for name, p in self._params:
+            values[f"param/{name}"] = p.detach().reshape(()) if p.numel() == 1 else absmax(p)
+        return values, limits
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, p) for p in patterns)

@@ -1,0 +1,1 @@
+"""Finding the operation that broke a step, by playing it again."""

@@ -1,0 +1,82 @@
+"""Playing a step again in a wider format, to learn whether precision alone explains its failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class _Widen(TorchFunctionMode):
+    """Gives every torch function its half-precision arguments in a wider format."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.widened = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in ("half", "bfloat16"):
+            self.widened = True
+            return args[0]
+        if name.endswith("_") or name in ("__set__", "__get__") or "out" in kwargs:
+            return function(*args, **kwargs)  # writes into memory of a fixed format
+
+        def widen(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.dtype in HALVES:
+                self.widened = True
+                return value.to(self.dtype)
+            if isinstance(value, torch.dtype) and value in HALVES:
+                self.widened = True
+                return self.dtype
+            return value
+
+        return function(*tree_map(widen, args), **tree_map(widen, kwargs))
+
+
+@contextmanager
+def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
+    """A block in which half-precision parameters, values and autocast regions are all ``dtype``.
+
+    Yields an object whose ``widened`` says whether anything was in half precision at all. Gradients are
+    computed in the wide format and thrown away with it.
+    """
+    mode = _Widen(dtype)
+    kept = [(p, p.data) for p in model.parameters() if p.dtype in HALVES]
+    kept += [(b, b.data) for b in model.buffers() if b.dtype in HALVES]
+    autocast = torch.amp.autocast_mode.autocast
+    enter = autocast.__enter__
+    changed: list[tuple[Any, bool]] = []
+
+    def disabled(self: Any) -> Any:
+        if self._enabled:
+            mode.widened = True
+            changed.append((self, True))
+            self._enabled = False
+        return enter(self)
+
+    try:
+        for tensor, data in kept:
+            tensor.data = data.to(dtype)
+            if tensor.grad is not None:
+                tensor.grad = None
+        mode.widened = bool(kept)
+        autocast.__enter__ = disabled  # type: ignore[method-assign]
+        with mode:
+            yield mode
+    finally:
+        autocast.__enter__ = enter  # type: ignore[method-assign]
+        for context, was in changed:
+            context._enabled = was
+        for tensor, data in kept:
+            tensor.grad = None
+            tensor.data = data
