@@ -151,20 +151,20 @@ class Format:
         """Which codes are +Inf or −Inf."""
         if self.inf_code is None:
             return np.zeros(codes.shape, np.bool_)
-        return np.equal(codes & codes.dtype.type(self.sign_bit - 1), self.inf_code)
+        return np.asarray(np.equal(codes & codes.dtype.type(self.sign_bit - 1), self.inf_code), np.bool_)
 
     def is_nan(self, codes: Bits) -> NDArray[np.bool_]:
         """Which codes are NaN."""
         match self.specials:
             case "ieee":
                 assert self.inf_code is not None
-                return np.greater(codes & codes.dtype.type(self.sign_bit - 1), self.inf_code)
+                return np.asarray(np.greater(codes & codes.dtype.type(self.sign_bit - 1), self.inf_code), np.bool_)
             case "fn":
-                return np.equal(codes & codes.dtype.type(self.sign_bit - 1), self.sign_bit - 1)
+                return np.asarray(np.equal(codes & codes.dtype.type(self.sign_bit - 1), self.sign_bit - 1), np.bool_)
             case "fnuz":
-                return np.equal(codes, self.sign_bit)
+                return np.asarray(np.equal(codes, self.sign_bit), np.bool_)
             case "e8m0":
-                return np.equal(codes, 0xFF)
+                return np.asarray(np.equal(codes, 0xFF), np.bool_)
             case _:
                 return np.zeros(codes.shape, np.bool_)
 

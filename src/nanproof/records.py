@@ -100,6 +100,18 @@ class TensorFacts:
     def bad(self) -> int:
         return self.nan + self.posinf + self.neginf
 
+    @property
+    def census(self) -> str:
+        """What is bad, in words.
+
+        >>> TensorFacts(name="w", shape=(2, 3), dtype="float32", nan=1, first_bad=(0, 1)).census
+        '1 NaN of 6 values, first at [0, 1] (float32)'
+        """
+        kinds = ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf"))
+        found = ", ".join(f"{n:,} {kind}" for n, kind in kinds if n) or "nothing bad"
+        first = f", first at {list(self.first_bad)}" if self.first_bad is not None else ""
+        return f"{found} of {math.prod(self.shape):,} values{first} ({self.dtype})"
+
     def __str__(self) -> str:
         counts = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf")) if n]
         total = math.prod(self.shape)
@@ -138,7 +150,8 @@ class Incident:
         """A strict-JSON dictionary that follows the published schema."""
         plain = to_json(self)
         assert isinstance(plain, dict)
-        return plain.pop("unknown") | plain
+        unknown: dict[str, Any] = plain.pop("unknown")
+        return unknown | plain
 
     @classmethod
     def from_json(cls, data: object) -> Incident:

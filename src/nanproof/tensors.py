@@ -3,8 +3,11 @@
 >>> import torch
 >>> print(facts_of("x", torch.tensor([1.0, float("nan"), 3.0])))
 x [3] float32: 1 NaN of 3, finite 1 … 3
+>>> nonfinite("x", torch.ones(2)) is None
+True
 
-Reads the host, so it belongs on the path of an incident or a test, never on that of a healthy step.
+Reads the host, so it belongs on the path of an incident or a test, never on that of a healthy step. Right for
+8-bit floats too, where torch's own ``isfinite`` raises or is wrong.
 """
 
 from __future__ import annotations
@@ -15,19 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .floats import find_format
+from .errors import UsageError
+from .floats import Format, find_format
 from .records import TensorFacts
 
 
 def facts_of(name: str, tensor: Tensor, extra: Mapping[str, float] | None = None) -> TensorFacts:
     """The statistics of a tensor of any dtype and layout."""
-    local = local_values(tensor)
-    values = local if local.numel() else local.reshape(0)
-    nan, posinf, neginf = _masks(values)
+    values = local_values(tensor)
+    nan, posinf, neginf = _masks(name, values)
     bad = nan | posinf | neginf
-    finite = values[~bad] if values.dtype != torch.bool else values[:0]
+    finite = values[~bad].double() if values.is_floating_point() and values.element_size() > 1 else values[:0]
     first = torch.nonzero(bad)[0].tolist() if bool(bad.any()) else None  # host sync: incident path only
-    span = (float(finite.double().min()), float(finite.double().max())) if finite.numel() else (None, None)
     return TensorFacts(
         name=name,
         shape=tuple(tensor.shape),
@@ -35,40 +37,48 @@ def facts_of(name: str, tensor: Tensor, extra: Mapping[str, float] | None = None
         nan=int(nan.sum()),
         posinf=int(posinf.sum()),
         neginf=int(neginf.sum()),
-        finite_min=span[0],
-        finite_max=span[1],
-        first_bad=tuple(first) if first is not None else None,
+        finite_min=float(finite.min()) if finite.numel() else None,
+        finite_max=float(finite.max()) if finite.numel() else None,
+        first_bad=tuple(first[: tensor.ndim]) if first is not None else None,
         extra=dict(extra or {}),
     )
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Whether every element is finite; right for 8-bit floats too, where torch's own answer is not."""
-    nan, posinf, neginf = _masks(local_values(tensor))
+def nonfinite(name: str, tensor: Tensor) -> TensorFacts | None:
+    """The statistics of a tensor that is not finite; None when every value is."""
+    return None if is_finite(tensor, name) else facts_of(name, tensor)
+
+
+def is_finite(tensor: Tensor, name: str = "tensor") -> bool:
+    """Whether every element that this process holds is finite."""
+    nan, posinf, neginf = _masks(name, local_values(tensor, name))
     return not bool((nan | posinf | neginf).any())  # host sync: incident path only
 
 
-def local_values(tensor: Tensor) -> Tensor:
-    """The values that this process holds, dense, real and detached: of a shard, of a sparse or complex tensor."""
+def local_values(tensor: Tensor, name: str = "tensor") -> Tensor:
+    """The values that this process holds, strided, real and detached: of a shard, of a sparse or complex tensor."""
     tensor = tensor.detach()
     tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's shard
+    if tensor.is_meta:
+        raise UsageError(f"{name} is on the meta device and has no values", hint="load or initialise it first")
     if tensor.layout != torch.strided:
-        tensor = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.values()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        tensor = tensor.to_dense()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _masks(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not values.is_floating_point():
+def _masks(name: str, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the NaN, the +Inf and the −Inf are."""
+    if values.is_quantized or not values.is_floating_point():
         none = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
         return none, none, none
-    if values.element_size() > 1:
-        return torch.isnan(values), values == torch.inf, values == -torch.inf
     form = find_format(values.dtype)
-    assert form is not None
-    codes = values.cpu().contiguous().view(torch.uint8).numpy()
-    if form.bits == 4:
-        codes = np.stack([codes & 15, codes >> 4], -1)
+    if form is None:
+        raise UsageError(f"{name} is {values.dtype}, a format unknown here", hint="convert it to float32 first")
+    return _masks_by_code(values, form) if form.bits <= 8 else (values.isnan(), values.isposinf(), values.isneginf())
+
+
+def _masks_by_code(values: Tensor, form: Format) -> tuple[Tensor, Tensor, Tensor]:
+    codes = values.contiguous().view(torch.uint8).cpu().numpy()
     nan, inf, negative = form.is_nan(codes), form.is_inf(codes), (codes & form.sign_bit) != 0
-    masks = (nan, inf & ~negative, inf & negative)
-    one, two, three = (torch.from_numpy(m).to(values.device) for m in masks)
-    return one, two, three
+    found = [torch.from_numpy(np.asarray(m)).to(values.device) for m in (nan, inf & ~negative, inf & negative)]
+    return found[0], found[1], found[2]

@@ -262,6 +262,17 @@ def test_compiles_without_a_graph_break(case: Case, dtype: torch.dtype) -> None:
 
 
 @every_case
+def test_works_with_per_sample_gradients(case: Case) -> None:
+    rng = torch.Generator().manual_seed(0)
+    inputs = [torch.rand((5, *case.shape), generator=rng) + 0.5 for _ in range(case.inputs)]
+    each = torch.func.vmap(torch.func.grad(lambda *xs: case.op(*xs).square().sum()))(*inputs)
+    for i in range(5):
+        sample = [x[i] for x in inputs]
+        _, (grad, *_) = run(lambda *xs: case.op(*xs).square().sum(), sample, None)
+        torch.testing.assert_close(each[i], grad)
+
+
+@every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_autocast_changes_nothing(case: Case, dtype: torch.dtype) -> None:
     inputs = [torch.linspace(-2, 3, torch.Size(case.shape).numel(), dtype=dtype).reshape(case.shape)] * case.inputs

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
 from .state import Training
 
 
@@ -94,14 +93,6 @@ def update_average(training: Training) -> None:
         ema(training.model)
 
 
-def check_average(ema: Any) -> None:
-    if ema is not None and not (hasattr(ema, "update_parameters") or hasattr(ema, "update") or callable(ema)):
-        raise UsageError(
-            f"{type(ema).__name__} has no update_parameters(model) or update(model)",
-            hint="pass torch.optim.swa_utils.AveragedModel, an object with update(model), or a function of the model",
-        )
-
-
 def back_off_scale(training: Training, floor: float, scale: float) -> bool:
     """Lower GradScaler's scale after an overflow as it would itself, but not below the floor.
 
@@ -109,7 +100,7 @@ def back_off_scale(training: Training, floor: float, scale: float) -> bool:
     """
     scaler = training.scaler
     assert scaler is not None
-    lower = scale * scaler.get_backoff_factor()
+    lower: float = scale * scaler.get_backoff_factor()
     hold_scale(training, max(lower, min(scale, floor)))
     scaler._growth_tracker.zero_()
     return lower < floor

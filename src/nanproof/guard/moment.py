@@ -88,7 +88,7 @@ class Moment:
         present = [b for b in self._held if b is not None]
         with torch.no_grad():
             for buffer, copy in zip(present, self._copies, strict=True):
-                buffer.copy_(torch.where(good, buffer, copy))
+                torch.where(good, buffer, copy, out=buffer)
 
     def buffers(self) -> dict[str, Tensor]:
         """The remembered buffers by name, for an incident's bundle."""

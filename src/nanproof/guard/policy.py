@@ -77,9 +77,8 @@ class Policy:
     @classmethod
     def named(cls, name: str) -> Policy:
         """The policy called ``default``, ``strict`` or ``observe``."""
-        makers = {"default": cls, "strict": cls.strict, "observe": cls.observe}
-        _one_of("policy", name, tuple(makers))
-        return makers[name]()
+        _one_of("policy", name, ("default", "strict", "observe"))
+        return cls.strict() if name == "strict" else cls.observe() if name == "observe" else cls()
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

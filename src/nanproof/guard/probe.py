@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Seen:
     """Whether some rank saw its loss spike."""
     apart: bool = False
     """Whether ranks are out of step."""
-    headroom: Mapping[str, float] | None = None
+    headroom: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +98,7 @@ class Probe:
     @torch.no_grad()
     def send(
         self,
+        *,
         step: int,
         lr: float,
         norm: Tensor,
@@ -135,11 +136,11 @@ class Probe:
             keys += list(others)
         packed = torch.cat(parts) if len(parts) > 1 else parts[0]
         low, high = self._bounds_for(limits, 0 if shared is None else shared.numel())
-        vitals = packed[: low.numel()]
+        vitals = packed[: low.numel()] if others else packed
         good = ((vitals >= low) & (vitals <= high)).all()
         host = torch.empty(packed.shape, dtype=torch.float32, pin_memory=self._pinned)
         host.copy_(packed, non_blocking=True)
-        event = torch.cuda.Event() if self._pinned else None
+        event = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         if event is not None:
             event.record()
         clock = time.perf_counter()

@@ -35,7 +35,8 @@ class Ranks:
         self.rank = dist.get_rank() if several else 0
         self.world = dist.get_world_size() if several else 1
         self.share = share
-        self.reduced = sharded or isinstance(model, nn.parallel.DistributedDataParallel)
+        self.ddp = several and isinstance(model, nn.parallel.DistributedDataParallel)
+        self.reduced = sharded or self.ddp
         """Whether gradients are the same (or shards of the same) on every rank after backward."""
         self._device = device
         self._deadline = timedelta(seconds=deadline)
@@ -45,18 +46,20 @@ class Ranks:
         self._vector = torch.zeros(0)
         self._count = 0
         self.seq = 0
+        self._position = 0
         self._digest = 0
 
     @property
     def alone(self) -> bool:
         return self.world == 1
 
-    def start(self, flags: Tensor) -> None:
-        """Send this rank's flags (true is bad) on their way, before the backward pass."""
+    def start(self, flags: Tensor, position: int) -> None:
+        """Send this rank's flags (true is bad) and its place in the data on their way, before the backward pass."""
         self.seq += 1
+        self._position = position
         if self.alone or self.share == "gradients":
             return
-        own = torch.tensor([self.seq, -self.seq, self._digest, -self._digest], device=self._device)
+        own = torch.tensor([position, -position, self._digest, -self._digest], device=self._device)
         # the largest of (world - rank) is the lowest rank that raised a flag
         self._vector = torch.cat([flags.to(torch.int64) * (self.world - self.rank), own])
         self._count = flags.numel()
@@ -95,25 +98,24 @@ class Ranks:
 
     def raise_apart(self) -> None:
         """Say which ranks fell out of step; every rank that took part in the exchange comes here together."""
-        seqs, digests = self.gather(self.seq), self.gather(self._digest)
-        if len(set(seqs)) > 1:
-            usual = max(set(seqs), key=seqs.count)
-            others = ", ".join(f"rank {r} is at {s:,}" for r, s in enumerate(seqs) if s != usual)
+        places, digests = self.gather(self._position), self.gather(self._digest)
+        if len(set(places)) > 1:
+            told = ", ".join(f"rank {r} at batch {p:,}" for r, p in enumerate(places[:8]))
             raise DesyncError(
-                f"ranks are out of step: most are at guarded step {usual:,}, {others}",
-                hint="call guard.step the same number of times on every rank; look for a continue or an uneven loader",
+                f"ranks are out of step at guarded step {self.seq:,}: {told}",
+                hint="call guard.step for every batch on every rank; look for a continue that only one rank takes",
             )
         usual = max(set(digests), key=digests.count)
         odd = ", ".join(str(r) for r, d in enumerate(digests) if d != usual)
         raise DesyncError(
-            f"ranks decided differently before step {seqs[0]:,} (rank {odd} against the others)",
+            f"ranks decided differently before guarded step {self.seq:,} (rank {odd} against the others)",
             hint="gradients must be reduced over all ranks before guard.step, or every rank must see the same ones",
         )
 
     def sync(self, model: nn.Module, on: bool) -> None:
         """Whether the next backward pass reduces gradients (DDP only; FSDP2 always does)."""
-        if not self.alone and isinstance(model, nn.parallel.DistributedDataParallel):
-            model.require_backward_grad_sync = on
+        if self.ddp:
+            setattr(model, "require_backward_grad_sync", on)  # noqa: B010  what DDP's no_sync() does
 
     def sum_(self, tensors: list[Tensor], count: int) -> int:
         """Add up gradients over ranks in place, and a count; returns the total count."""

@@ -30,7 +30,7 @@ from .state import Training
 Closure = Callable[[], Any]
 
 
-class _BeforeReduction(TorchDispatchMode):
+class _BeforeReduction(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices bad gradients of this rank on their way into a reduction over ranks, for DDP and FSDP alike."""
 
     bad = False
@@ -61,7 +61,7 @@ class Rerun:
     def classify(self, *, scaled: bool, older: Snapshot | None) -> Origin | None:
         """What kind of bad step this is; after "transient" the gradients are good and in place."""
         self._moment.restore()
-        with _BeforeReduction() as before:
+        with _BeforeReduction() as before:  # type: ignore[no-untyped-call]
             good = self._good(scaled=scaled)
         if good:
             return "transient"

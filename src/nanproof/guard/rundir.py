@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ class RunDir:
         self.path = Path(path) if path is not None else None
         self.tally = Tally()
         self._rank, self._world, self._device = rank, world, device
+        self.closed = False
         self._lock: Lock | None = None
         self._incidents: IncidentFolder | None = None
         if self.path is not None:
@@ -51,10 +51,6 @@ class RunDir:
     def event(self, **fields: Any) -> None:
         self._recorder.event(**fields)
         self._recorder.flush()
-
-    def last_reading(self, step: int, lr: float) -> Reading:
-        """A reading for an answer that no step's numbers belong to."""
-        return Reading(step=step, loss=math.nan, grad_norm=math.nan, lr=lr)
 
     def incident(
         self,
@@ -77,11 +73,7 @@ class RunDir:
         where = None
         if self._incidents is not None and self._rank in (0, verdict.rank):
             states = (moment.buffers(), moment.random) if moment.taken else ({}, {})
-            try:
-                where = self._incidents.write(incident, batch, *states)
-            except OSError as error:
-                self.tally.failures.append(f"incident not written: {error}")
-                log.error("nanproof: incident at step %d not written: %s", verdict.step, error)
+            where = self._incidents.write(incident, batch, *states)
         if self._rank == 0:
             first = next((f for f in heard if f.bad), None)
             tapped = f"; first bad tap: {first}" if first else ""
@@ -94,6 +86,9 @@ class RunDir:
         return self.tally.summary(str(self._incidents.path) if self._incidents is not None else "")
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         self._recorder.flush()
         if self._rank == 0:
             log.log(logging.INFO if self.tally.clean else logging.WARNING, "%s", self.summary())

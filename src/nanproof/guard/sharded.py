@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..errors import FormatError, UsageError
 from ..files import atomic_file, make_folder, move, remove
@@ -28,7 +32,7 @@ def save_sharded(training: Training, ranks: Ranks, path: Path, rest: dict[str, A
         make_folder(hidden)
     dist.barrier()
     model, optimizers = get_state_dict(training.model, training.optimizers)
-    dcp.save({"model": model, "optimizers": optimizers}, checkpoint_id=hidden)
+    save({"model": model, "optimizers": optimizers}, checkpoint_id=hidden)
     if ranks.rank == 0:
         with atomic_file(hidden / REST) as file:
             torch.save(rest, file)
@@ -39,18 +43,28 @@ def save_sharded(training: Training, ranks: Ranks, path: Path, rest: dict[str, A
 def read_sharded(path: Path) -> dict[str, Any]:
     """What is not sharded: schedules, counters, random states."""
     try:
-        state = torch.load(path / REST, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path / REST, map_location="cpu", weights_only=True)
     except Exception as error:
         raise FormatError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
-    assert isinstance(state, dict)
     return state
+
+
+class _InertPlanner(DefaultLoadPlanner):
+    """Reads plain values without executing what a file may hold in their place; torch's own planner would."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        checked = torch.load(value, weights_only=True)
+        plain = io.BytesIO()
+        torch.save(checked, plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
 
 
 def load_sharded(training: Training, path: Path) -> None:
     """Load the shards that belong to this rank, however many ranks wrote them."""
     model, optimizers = get_state_dict(training.model, training.optimizers)
-    state = {"model": model, "optimizers": optimizers}
-    dcp.load(state, checkpoint_id=path)
+    state: dict[str, Any] = {"model": model, "optimizers": optimizers}
+    load(state, checkpoint_id=path, planner=_InertPlanner())
     set_state_dict(
         training.model, training.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizers"]
     )

@@ -64,7 +64,8 @@ def absmax(tensor: Tensor) -> Tensor:
         return torch.zeros((), device=values.device)
     if values.element_size() == 1:
         values = values.float()
-    return torch.linalg.vector_norm(values, math.inf).float()
+    largest: Tensor = torch.linalg.vector_norm(values, math.inf)
+    return largest.float()
 
 
 def tensors_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:

@@ -115,7 +115,7 @@ class Ring:
         finite = self._training.health_flag()
         self._health.copy_(finite, non_blocking=True)
         if self._training.device.type == "cuda":
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
         if self._keeping:
             newest, older = sorted(self._slots, key=lambda s: s.step, reverse=True)
@@ -128,9 +128,10 @@ class Ring:
         """Whether the state was found bad when it was last looked at; says so once."""
         if self._arrived is not None and not self._arrived.query():
             return False  # still on its way: looked at again next step
-        bad = not bool(self._health.numpy())
+        if bool(self._health.numpy()):
+            return False
         self._health.fill_(True)
-        return bad
+        return True
 
     def healthy(self) -> list[Snapshot]:
         """The usable snapshots, newest first."""

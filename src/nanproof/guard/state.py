@@ -33,7 +33,7 @@ class Training:
         self.schedulers = (
             [] if scheduler is None else list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
         )
-        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.scaler: Any = scaler if scaler is not None and scaler.is_enabled() else None
         self.ema = ema
         self._check()
         owned = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
@@ -148,3 +148,7 @@ class Training:
         if self.scaler._scale is None:
             self.scaler.scale(torch.zeros((), device=self.device))  # it makes its tensors on first use
         return [self.scaler._scale, self.scaler._growth_tracker]
+
+    def scale(self) -> Tensor | None:
+        """GradScaler's scale on the device."""
+        return self.scaler_tensors()[0] if self.scaler is not None else None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import UsageError
 from ..floats import format_of
 from ..records import TensorFacts
 from .signals import absmax
@@ -39,6 +41,7 @@ class Taps:
 
     def __init__(self) -> None:
         self._heard: list[tuple[str, tuple[int, ...], str, Tensor, dict[str, Tensor | float]]] = []
+        self._muted = False
 
     def listen(self) -> None:
         global _listening
@@ -50,10 +53,18 @@ class Taps:
             _listening = None
 
     def clear(self) -> None:
+        """A new forward pass begins."""
         self._heard.clear()
+        self._muted = False
+
+    def mute(self) -> None:
+        """Keep what the bad pass said; its replays pass the same taps."""
+        self._muted = True
 
     @torch.no_grad()
     def hear(self, name: str, tensor: Tensor, extra: dict[str, Tensor | float]) -> None:
+        if self._muted:
+            return
         x = tensor.detach()
         x = torch.view_as_real(x) if x.is_complex() else x
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
@@ -78,7 +89,7 @@ class Taps:
         found = []
         for name, shape, dtype, stats, extra in self._heard:
             nan, posinf, neginf, low, high = stats.double().tolist()  # host sync: incident path only
-            values = {}
+            values: dict[str, float] = {}
             for key, value in extra.items():
                 if isinstance(value, Tensor) and value.numel() > 1:
                     values |= {f"{key}.min": float(value.min()), f"{key}.max": float(value.max())}
@@ -97,10 +108,16 @@ class Taps:
 class Watches:
     """Reads chosen activations and parameters every so many steps, without touching the model's code."""
 
-    def __init__(self, model: nn.Module, modules: list[str], params: list[str], every: int) -> None:
+    def __init__(self, model: nn.Module, modules: Sequence[str], params: Sequence[str], every: int) -> None:
         self.every = every
         self._modules = [(n, m) for n, m in model.named_modules() if n and _matches(n, modules)]
         self._params = [(n, p) for n, p in model.named_parameters() if _matches(n, params)]
+        for pattern in (*modules, *params):
+            kind = "modules" if pattern in modules else "parameters"
+            if not any(_matches(n, [pattern]) for n, _ in [*self._modules, *self._params]):
+                raise UsageError(
+                    f"no {kind} match {pattern!r}", hint="look at model.named_modules() or named_parameters()"
+                )
         self._on = False
         self._seen: dict[str, tuple[Tensor, float]] = {}
         self._hooks = [m.register_forward_hook(self._hook(n)) for n, m in self._modules]
@@ -108,10 +125,6 @@ class Watches:
     @property
     def idle(self) -> bool:
         return not self._modules and not self._params
-
-    def unmatched(self, patterns: list[str], what: str) -> list[str]:
-        names = [n for n, _ in (self._modules if what == "modules" else self._params)]
-        return [p for p in patterns if not fnmatch.filter(names, p)]
 
     def begin(self, step: int) -> None:
         self._on = not self.idle and step % self.every == 0
@@ -143,5 +156,5 @@ class Watches:
             hook.remove()
 
 
-def _matches(name: str, patterns: list[str]) -> bool:
+def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, p) for p in patterns)

@@ -17,7 +17,7 @@ from .probe import Seen
 from .ranks import Ranks
 from .rerun import Rerun
 from .signals import careful_norm, tensors_in, total_norm
-from .snapshots import Ring
+from .snapshots import Snapshot
 from .state import Training
 
 CLOSE_LOOKS = 50
@@ -30,15 +30,14 @@ class Trial:
     def __init__(
         self,
         training: Training,
-        ranks: Ranks,
+        ranks: Ranks | None,
         moment: Moment,
-        ring: Ring,
+        older: Snapshot | None,
         policy: Policy,
         weights: Mapping[str, float],
         verdict: Verdict,
         seen: Seen,
         closure: Callable[[], Any] | None,
-        update: int,
     ) -> None:
         self._training = training
         self._policy = policy
@@ -49,16 +48,20 @@ class Trial:
         grads = training.gradients()
         bad = [(n, g) for n, g in grads if not is_finite(g)]
         self.facts: list[TensorFacts] = [facts_of(f"grad {n}", g) for n, g in bad[:CLOSE_LOOKS]]
-        overflowed = not ranks.any(bool(bad))  # a shard may be finite here and bad elsewhere
+        # a shard may be finite here and bad elsewhere; a rank that judges alone must not ask the others
+        overflowed = not (bad if ranks is None else ranks.any(bool(bad)))
         self.verdict = name_culprits(
             verdict, [n for n, _ in bad], careful_norm([g for _, g in grads]) if overflowed else math.nan, overflowed
         )
         if training.scaler is not None and self._scale is not None:
             act.hold_scale(training, self._scale)  # whatever happens, this step's overflow is not counted twice
-        if closure is not None and policy.rerun and self.verdict.kind in ("nonfinite", "overflow"):
+        if (
+            closure is not None
+            and ranks is not None
+            and policy.rerun
+            and self.verdict.kind in ("nonfinite", "overflow")
+        ):
             self._rerun = Rerun(training, ranks, moment, closure, weights)
-            # a snapshot of this very state could not tell state from data
-            older = next((s for s in ring.healthy() if s.update < update), None)
             origin = self._rerun.classify(scaled=training.scaler is not None, older=older)
             rank = self.verdict.rank if self.verdict.rank is not None else self._rerun.culprit
             self.verdict = dataclasses.replace(self.verdict, origin=origin, rank=rank)

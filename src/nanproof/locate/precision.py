@@ -51,8 +51,7 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
     computed in the wide format and thrown away with it.
     """
     mode = _Widen(dtype)
-    kept = [(p, p.data) for p in model.parameters() if p.dtype in HALVES]
-    kept += [(b, b.data) for b in model.buffers() if b.dtype in HALVES]
+    kept = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.dtype in HALVES]
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__enter__
     changed: list[tuple[Any, bool]] = []
@@ -62,7 +61,7 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
             mode.widened = True
             changed.append((self, True))
             self._enabled = False
-        return enter(self)
+        return enter(self)  # type: ignore[no-untyped-call]
 
     try:
         for tensor, data in kept:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,34 +13,14 @@ from torch import Tensor
 from ..errors import DriftError, FormatError, NonFiniteError, UsageError
 from ..files import atomic_file, make_folder, remove, write_atomic
 from ..tensors import facts_of, is_finite
+from .audit import Audit, compare_counters, find_drifts, saved_lr
 from .moment import random_states, set_random_states
 from .ranks import Ranks
 from .rundir import RunDir
 from .state import Training
 
-if TYPE_CHECKING:
-    from .guard import Guard
-
 log = logging.getLogger("nanproof")
 LAST_GOOD = "last_good.json"
-_OPTIONS = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "max_lr", "min_lr")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """What a resume found: what is restored, and what disagrees with the configuration."""
-
-    path: str
-    update: int
-    learning_rate: float
-    facts: tuple[str, ...] = ()
-    drifts: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"resume {self.path}: update {self.update:,}, lr {self.learning_rate:.4g}"]
-        lines += [f"  ok     {f}" for f in self.facts]
-        lines += [f"  DRIFT  {d}" for d in self.drifts]
-        return "\n".join(lines)
 
 
 class Keeper:
@@ -57,7 +35,7 @@ class Keeper:
 
     # --- writing ----------------------------------------------------------------------------------------------
 
-    def save(self, guard: Guard, path: Path, extra: dict[str, Any], *, trusted: bool) -> Path:
+    def save(self, path: Path, guard: dict[str, Any], extra: dict[str, Any], *, trusted: bool) -> Path:
         """Write the whole state; ``trusted`` says that no bad step came just before."""
         sick = self._training.sick()
         if self._ranks.any(bool(sick)):
@@ -78,10 +56,10 @@ class Keeper:
         if trusted:
             self.last_good = path
         if self._ranks.rank == 0:
-            self._note(path, guard.tally.updates, trusted)
+            self._note(path, guard["tally"]["updates"], trusted)
         return path
 
-    def _collect(self, guard: Guard, extra: dict[str, Any]) -> dict[str, Any]:
+    def _collect(self, guard: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
         t = self._training
         sharded = t.sharded  # then model and optimizers travel as shards
         return {
@@ -91,7 +69,7 @@ class Keeper:
             "schedulers": [s.state_dict() for s in t.schedulers],
             "scaler": t.scaler.state_dict() if t.scaler is not None else None,
             "ema": t.ema.state_dict() if hasattr(t.ema, "state_dict") else None,
-            "guard": guard.state_dict(),
+            "guard": guard,
             "random": _plain(random_states(t.device)),
             "extra": extra,
         }
@@ -115,32 +93,38 @@ class Keeper:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def resume(self, guard: Guard, path: Path, *, accept_drift: bool, fresh_schedule: bool) -> Audit:
+    def resume(self, path: Path, *, accept_drift: bool, fresh_schedule: bool) -> tuple[Audit, dict[str, Any]]:
+        """Audit, then load; returns the audit and the guard's own state."""
         target, skipped = self._choose(path)
         state = self._read(target)
         facts = [f"passed over {name}: {why}" for name, why in skipped]
-        drifts = self._drifts(state) if not fresh_schedule else []
-        facts += ["parameters, buffers, moments are finite"]
-        facts += self._counters(state, drifts)
+        facts += ["parameters, buffers and moments are finite"]
+        drifts = [] if fresh_schedule else find_drifts(self._training, state)
+        agreed, apart = compare_counters(state)
+        facts += agreed
+        drifts += apart
         audit = Audit(
             path=str(target), update=state["guard"]["tally"]["updates"], facts=tuple(facts), drifts=tuple(drifts),
-            learning_rate=self._training.learning_rate() if fresh_schedule else _saved_lr(state, self._training),
+            learning_rate=self._training.learning_rate() if fresh_schedule else saved_lr(state, self._training),
         )  # fmt: skip
         log.warning("nanproof: %s", audit)
         if drifts and not accept_drift:
             raise DriftError(
                 f"{target} would change the configuration: {drifts[0]}"
                 + (f" and {len(drifts) - 1} more" if len(drifts) > 1 else ""),
-                hint="resume(…, fresh_schedule=True) keeps the configured values, accept_drift=True takes the checkpoint's",
+                hint="fresh_schedule=True keeps the configured values, accept_drift=True takes the checkpoint's",
             )
-        self._apply(guard, target, state, fresh_schedule=fresh_schedule)
+        self._apply(target, state, fresh_schedule=fresh_schedule)
         self.last_good = target
         self._run.event(event="resume", path=str(target), update=audit.update, drifts=list(drifts))
-        return audit
+        return audit, state["guard"]
 
-    def load(self, guard: Guard, path: Path) -> None:
-        """Go back to a checkpoint of this run, whose configuration is known to agree."""
-        self._apply(guard, path, self._read(path), fresh_schedule=False, own=False)
+    def reload(self) -> int:
+        """Go back to the last good checkpoint of this run; returns its update."""
+        assert self.last_good is not None
+        state = self._read(self.last_good)
+        self._apply(self.last_good, state, fresh_schedule=False)
+        return int(state["guard"]["tally"]["updates"])
 
     def _choose(self, path: Path) -> tuple[Path, list[tuple[str, str]]]:
         """The file itself, or the newest healthy one of a folder, with those passed over and why."""
@@ -187,11 +171,10 @@ class Keeper:
                 raise NonFiniteError(f"{path.name} is corrupt: {facts_of(name, tensor)}")
         return state
 
-    def _apply(
-        self, guard: Guard, path: Path, state: dict[str, Any], *, fresh_schedule: bool, own: bool = True
-    ) -> None:
+    def _apply(self, path: Path, state: dict[str, Any], *, fresh_schedule: bool) -> None:
         t = self._training
-        rates = [[g[k] for k in ("lr",)] for o in t.optimizers for g in o.param_groups]
+        # not only lr: OneCycleLR keeps max_lr and min_lr in the groups, and loading would bring the old ones back
+        configured = [{k: v for k, v in g.items() if k != "params"} for o in t.optimizers for g in o.param_groups]
         if path.is_dir():
             from .sharded import load_sharded
 
@@ -201,8 +184,8 @@ class Keeper:
             for optimizer, saved in zip(t.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
         if fresh_schedule:
-            for group, (lr,) in zip((g for o in t.optimizers for g in o.param_groups), rates, strict=True):
-                group["lr"] = lr
+            for group, options in zip((g for o in t.optimizers for g in o.param_groups), configured, strict=True):
+                group.update(options)
         else:
             for scheduler, saved in zip(t.schedulers, state["schedulers"], strict=True):
                 scheduler.load_state_dict(saved)
@@ -211,55 +194,6 @@ class Keeper:
         if t.ema is not None and state["ema"] is not None:
             t.ema.load_state_dict(state["ema"])
         set_random_states(_unplain(state["random"]), t.device)
-        if own:
-            guard.load_state_dict(state["guard"])
-        else:
-            guard.tally.updates = state["guard"]["tally"]["updates"]
-
-    # --- the audit --------------------------------------------------------------------------------------------
-
-    def _drifts(self, state: dict[str, Any]) -> list[str]:
-        """Where the checkpoint's schedule and options differ from the configured ones."""
-        found = []
-        for i, (scheduler, saved) in enumerate(zip(self._training.schedulers, state["schedulers"], strict=False)):
-            now = scheduler.state_dict()
-            for key, value in saved.items():
-                if key in now and key not in _RUNNING and _differs(value, now[key]):
-                    found.append(f"scheduler {i} {key}: checkpoint {_short(value)}, configured {_short(now[key])}")
-        for i, (optimizer, saved) in enumerate(zip(self._training.optimizers, state["optimizers"], strict=False)):
-            scheduled = bool(self._training.schedulers)
-            for j, (group, old) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=False)):
-                for key in _OPTIONS:
-                    if key == "lr" and scheduled:
-                        continue  # the schedule moves it; initial_lr and base_lrs say what was configured
-                    if key in group and key in old and _differs(old[key], group[key]):
-                        found.append(
-                            f"optimizer {i} group {j} {key}: checkpoint {_short(old[key])}, configured {_short(group[key])}"
-                        )
-        for name in ("optimizers", "schedulers"):
-            mine, theirs = len(getattr(self._training, name)), len(state[name])
-            if mine != theirs and not self._training.sharded:
-                found.append(f"{name}: checkpoint has {theirs}, configured {mine}")
-        return found
-
-    def _counters(self, state: dict[str, Any], drifts: list[str]) -> list[str]:
-        """Whether optimizer, scheduler and guard count the same number of updates."""
-        updates = state["guard"]["tally"]["updates"]
-        counts = {f"scheduler {i}": s["last_epoch"] for i, s in enumerate(state["schedulers"]) if "last_epoch" in s}
-        for i, optimizer in enumerate(state["optimizers"]):
-            steps = {int(s["step"]) for s in optimizer["state"].values() if "step" in s}
-            if steps:
-                counts[f"optimizer {i}"] = max(steps)
-        apart = {k: v for k, v in counts.items() if v != updates}
-        if apart:
-            told = ", ".join(f"{k} at {v:,}" for k, v in apart.items())
-            drifts.append(f"step counters disagree: guard at {updates:,}, {told}")
-            return []
-        return [f"guard, optimizer and scheduler all count {updates:,} updates"]
-
-
-_RUNNING = ("last_epoch", "_step_count", "_last_lr", "verbose", "_get_lr_called_within_step", "_is_initial", "best",
-            "num_bad_epochs", "cooldown_counter", "_milestones", "_schedulers", "T_cur")  # fmt: skip
 
 
 def _read_index(path: Path) -> dict[str, Any]:
@@ -268,25 +202,6 @@ def _read_index(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _saved_lr(state: dict[str, Any], training: Training) -> float:
-    groups = state["optimizers"][0]["param_groups"] if state["optimizers"] else training.optimizers[0].param_groups
-    return float(groups[0]["lr"])
-
-
-def _differs(a: Any, b: Any) -> bool:
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) != len(b) or any(_differs(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, int | float | Tensor) and isinstance(b, int | float | Tensor):
-        return not math.isclose(float(a), float(b), rel_tol=1e-6)
-    return False if isinstance(a, dict) or callable(a) else bool(a != b)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_short(v) for v in value[:4]) + (", …]" if len(value) > 4 else "]")
-    return f"{float(value):.4g}" if isinstance(value, float | Tensor) else str(value)
 
 
 def _tensors(value: Any, path: str = "") -> list[tuple[str, Tensor]]:

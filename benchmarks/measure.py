@@ -1,0 +1,84 @@
+"""Measuring side by side: variants take turns in one run, and only ratios come out.
+
+Every round runs each variant once, in shuffled order, and gives one ratio for each pair; a median over many rounds
+does not care about the few that a neighbour on the machine disturbed. Time is the CPU time of this process, so
+waiting for a core is not counted.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Times = Mapping[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """One variant over another: the median of the rounds' ratios, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f}–{self.high:.3f})"
+
+
+def cpu_seconds(work: Callable[[], Any]) -> float:
+    """The CPU time of one call, in all threads of this process."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], float]], *, seconds: float, warmup: int, least: int = 20, seed: int = 0
+) -> dict[str, list[float]]:
+    """Let variants take turns for about ``seconds``, at least ``least`` rounds; each call returns its own time."""
+    order = list(variants)
+    shuffle = random.Random(seed).shuffle
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(warmup):
+        for run in variants.values():
+            run()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(times[order[0]]) < least:
+        shuffle(order)
+        for name in order:
+            times[name].append(variants[name]())
+    return times
+
+
+def ratio(times: Times, name: str, over: str) -> Ratio:
+    """How much longer one variant took than another, round by round."""
+    low, median, high = statistics.quantiles([a / b for a, b in zip(times[name], times[over], strict=True)], n=4)
+    return Ratio(median=median, low=low, high=high)
+
+
+class Ops(TorchDispatchMode):
+    """Counts operations that reach the dispatcher, and those among them that make the host wait for a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+        self.reads = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.total += 1
+        self.reads += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def count(work: Callable[[], Any]) -> tuple[int, int]:
+    """The operations and the host reads of one call."""
+    with Ops() as ops:
+        work()
+    return ops.total, ops.reads

@@ -1,0 +1,186 @@
+"""How fast ``nanproof scan`` is beside what limits it and beside torch, and how much memory it takes.
+
+    python benchmarks/scan.py            prints the table
+    python benchmarks/scan.py --write    also puts it into docs/scan.md
+
+Everything is measured in one run, in turns, with the page cache warm; the table gives ratios, which mean the same
+on another machine. The limit is reading the same bytes from the page cache into a reused buffer with the same
+number of threads and doing nothing with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from nanproof.checkpoint import scan
+from nanproof.checkpoint.sweep import default_jobs
+from nanproof.files import write_atomic
+
+GB = 1 << 30
+ROUNDS = 7
+DOCS = Path(__file__).parent.parent / "docs" / "scan.md"
+BEGIN, END = "<!-- measured by benchmarks/scan.py -->", "<!-- end of measured part -->"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8 e4m3": torch.float8_e4m3fn}
+Rows = list[tuple[str, str, str]]
+
+
+def weights(dtype: torch.dtype, size: int, spread: float = 0.02) -> dict[str, torch.Tensor]:
+    """Matrices as a model has them; fp8 is stored with scales and fills its whole range."""
+    torch.manual_seed(0)
+    base = torch.randn(4096, 2048) * (100 if dtype.itemsize == 1 else spread)
+    one = base.clamp(-448, 448).to(dtype)
+    return {f"layers.{i}.weight": one.clone() for i in range(size // one.nbytes)}
+
+
+def read_only(path: Path, threads: int, chunk: int) -> float:
+    """Seconds to read a file into reused buffers and do nothing with it."""
+    fd, size, block = os.open(path, os.O_RDONLY), path.stat().st_size, 16 << 20
+    starts, lock = iter(range(0, size, block)), threading.Lock()
+
+    def work() -> None:
+        buffer = np.empty(chunk, np.uint8).data
+        while True:
+            with lock:
+                start = next(starts, None)
+            if start is None:
+                return
+            for at in range(start, min(start + block, size), chunk):
+                os.preadv(fd, [buffer[: min(chunk, size - at)]], at)
+
+    began = time.perf_counter()
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    os.close(fd)
+    return time.perf_counter() - began
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def against_the_limit(path: Path, threads: int) -> tuple[float, float]:
+    """Speed of the scan over the speed of the limit, without and with checksums: medians of rounds taken in turns."""
+    fast, full = [], []
+    read_only(path, threads, 1 << 20)
+    for _ in range(ROUNDS):
+        limit = min(read_only(path, threads, chunk) for chunk in (256 << 10, 1 << 20))
+        fast.append(limit / timed(lambda: scan(path, fast=True, jobs=threads)))
+        full.append(limit / timed(lambda: scan(path, jobs=threads)))
+    return statistics.median(fast), statistics.median(full)
+
+
+def child(*command: str) -> tuple[float, int]:
+    """Seconds and peak bytes of a process from start to end, with as many threads as it likes."""
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, command
+    return time.perf_counter() - began, usage.ru_maxrss * 1024
+
+
+TORCH = """
+import sys, torch
+state = torch.load(sys.argv[1], weights_only=True, map_location="cpu")
+assert all(bool(torch.isfinite(t).all()) for t in state.values())
+"""
+
+
+def against_torch(path: Path) -> tuple[float, float]:
+    """How many times longer torch takes than the scan, without and with checksums, process start included."""
+    fast, full = [], []
+    for _ in range(3):
+        torch_seconds = child("-c", TORCH, str(path))[0]
+        fast.append(torch_seconds / child("-m", "nanproof", "scan", "--fast", str(path))[0])
+        full.append(torch_seconds / child("-m", "nanproof", "scan", str(path))[0])
+    return statistics.median(fast), statistics.median(full)
+
+
+def memory(path: Path) -> str:
+    """Peak memory of ``nanproof scan`` over that of an interpreter that does nothing."""
+    bare = min(child("-c", "pass")[1] for _ in range(3))
+    return f"{(child('-m', 'nanproof', 'scan', str(path))[1] - bare) / (1 << 20):.0f} MB"
+
+
+def measure(folder: Path, size: int) -> Iterator[tuple[str, str, str]]:
+    jobs = default_jobs()
+    path = folder / "weights.bin"
+    for name, dtype in DTYPES.items():
+        for kind in ("safetensors", "torch zip"):
+            state = weights(dtype, size)
+            save_file(state, path) if kind == "safetensors" else torch.save(state, path)
+            del state
+            for threads in sorted({1, jobs}):
+                fast, full = against_the_limit(path, threads)
+                crc = f", {full:.2f} × with checksums" if kind == "torch zip" else ""
+                yield f"{name} {kind}, {size / GB:.0f} GB, {threads} threads", f"{fast:.2f} × the limit{crc}", "≥ 0.6"
+            if kind == "torch zip" and name in ("fp32", "bf16"):
+                fast, full = against_torch(path)
+                yield (
+                    f"{name} torch zip, {size / GB:.0f} GB, process start included",
+                    f"{fast:.0f} × torch.load + isfinite, {full:.0f} × with checksums", "≥ 20",
+                )  # fmt: skip
+    state = weights(torch.bfloat16, size, spread=3.0)
+    save_file(state, path)
+    del state
+    fast, _ = against_the_limit(path, jobs)
+    yield f"bf16 safetensors with values above 2, {jobs} threads", f"{fast:.2f} × the limit", ""
+    yield f"memory, {size / GB:.0f} GB", memory(path), "≤ 128 MB"
+    state = weights(torch.bfloat16, 4 * size)
+    torch.save(state, path)
+    del state
+    yield f"memory, {4 * size / GB:.0f} GB", memory(path), "≤ 128 MB"
+    path.unlink()
+    yield from measure_many(folder)
+
+
+def measure_many(folder: Path) -> Iterator[tuple[str, str, str]]:
+    for kind, save in (("torch zip", torch.save), ("safetensors", save_file)):
+        path = folder / "many.bin"
+        seconds = []
+        for count in (25_000, 100_000):
+            save({f"layers.{i}.weight": torch.randn(8, 8) for i in range(count)}, path)
+            seconds.append(min(timed(lambda p=path: scan(p)) for _ in range(2)))
+        yield f"memory, 100,000 tensors, {kind}", memory(path), "≤ 128 MB"
+        yield f"time for 4 × the tensors, {kind}", f"{seconds[1] / seconds[0]:.1f} ×", "linear: 4"
+        path.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/scan.md")
+    parser.add_argument("--size", type=float, default=2.0, help="gigabytes of a file")
+    options = parser.parse_args()
+    rows: Rows = [("what", "measured", "promised")]
+    with tempfile.TemporaryDirectory() as folder:
+        for row in measure(Path(folder), int(options.size * GB)):
+            rows.append(row)
+            print(*row, sep="   ", flush=True)
+    if options.write:
+        table = "\n".join(f"| {' | '.join(r)} |" for r in (rows[0], ("---",) * 3, *rows[1:]))
+        page = DOCS.read_text()
+        head, _, rest = page.partition(BEGIN)
+        write_atomic(DOCS, f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()

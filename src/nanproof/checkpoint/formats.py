@@ -1,0 +1,36 @@
+"""Which reader takes a file: by its first bytes, never by its name alone."""
+
+from __future__ import annotations
+
+from .contents import Contents
+from .flaws import damaged, refused, unreadable
+from .gguf import read_gguf
+from .legacy import read_pickle
+from .safetensors import looks_like, read_safetensors
+from .source import Source, read
+from .torchzip import read_torch_zip
+
+EXTENSIONS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".distcp", ".tar")
+
+
+def read_file(source: Source, *, check: bool = True) -> Contents:
+    """The contents of one file, whatever it is; raises `Flaw` when it is nothing known."""
+    if source.size == 0:
+        raise damaged("is empty")
+    head = read(source, 0, min(source.size, 512))
+    name = source.name.lower()
+    if head[:4] == b"PK\3\4":
+        return read_torch_zip(source, check=check)
+    if head[:4] == b"GGUF":
+        return read_gguf(source)
+    if looks_like(head, source.size) or name.endswith(".safetensors"):
+        return read_safetensors(source)
+    if head[257:262] == b"ustar":
+        raise refused("is a tar archive, as torch wrote before 0.1.10; load and save it with a torch of that time")
+    if head[0] == 0x80:
+        return read_pickle(source)
+    if head[:4] in (b"PK\5\6", b"PK\1\2"):
+        raise damaged("is the tail of a zip file without its beginning")
+    if head.count(0) == len(head):
+        raise damaged("begins with zeros only, as a file does whose writing was cut off")
+    raise unreadable("is in no format that is known here")

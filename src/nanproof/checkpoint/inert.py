@@ -1,0 +1,210 @@
+"""What a pickle is turned into: plain containers, tensors described but not loaded, and inert stand-ins.
+
+No class and no function named by a pickle is ever imported or called. The few names that matter for finding
+tensors (how torch rebuilds a tensor, an ordered dict, a numpy array) are recognised by their text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .flaws import damaged
+
+
+class Global:
+    """A name in a pickle: ``torch._utils._rebuild_tensor_v2``. It stays a name."""
+
+    __slots__ = ("full", "name")
+
+    def __init__(self, module: str, name: str) -> None:
+        self.full, self.name = f"{module}.{name}", name
+
+
+class Inert:
+    """Stands where an object of some class would stand, holding what it would have been built from."""
+
+    __slots__ = ("args", "items", "kind", "pairs", "state")
+
+    def __init__(self, kind: Global | None, args: Any) -> None:
+        self.kind, self.args = kind, args
+        self.state: Any = None
+        self.items: list[Any] | None = None
+        self.pairs: dict[Any, Any] | None = None
+
+    @property
+    def fields(self) -> dict[Any, Any]:
+        """The attributes that the object would have."""
+        state = self.state
+        if isinstance(state, tuple) and len(state) == 2:  # (dict, slots)
+            state = state[1] if isinstance(state[1], dict) else state[0]
+        return state if isinstance(state, dict) else {}
+
+
+class Storage:
+    """A run of numbers somewhere in the file, by its key."""
+
+    __slots__ = ("key", "kind", "numel")
+
+    def __init__(self, kind: str, key: str, numel: int) -> None:
+        self.kind, self.key, self.numel = kind, key, numel
+
+
+class TensorRef:
+    """A tensor as a pickle describes it: a view into a storage. ``stride`` is None when it is contiguous."""
+
+    __slots__ = ("dtype", "offset", "quantizer", "shape", "storage", "stride")
+
+    def __init__(self, storage: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...] | None) -> None:
+        self.storage, self.offset, self.shape, self.stride = storage, offset, shape, stride
+        self.dtype = ""
+        self.quantizer: Any = None
+
+
+class ArrayRef:
+    """A numpy array whose bytes stand in the pickle itself."""
+
+    __slots__ = ("data", "dtype", "shape")
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: bytes) -> None:
+        self.dtype, self.shape, self.data = dtype, shape, data
+
+
+class Located(float):
+    """A float that remembers where in the pickle its eight bytes stand, so that a repair can change them."""
+
+    __slots__ = ("at",)
+    at: int
+
+
+# Names seen in every training checkpoint; others are listed as a note. Being listed says nothing about safety.
+USUAL = (
+    "torch.", "collections.", "numpy.", "_codecs.", "builtins.", "__builtin__.", "argparse.Namespace", "transformers.",
+    "accelerate.", "lightning.", "pytorch_lightning.", "lightning_fabric.", "omegaconf.", "pathlib.", "datetime.",
+    "deepspeed.", "copyreg.", "copy_reg.", "functools.partial", "typing.", "enum.", "random.",
+)  # fmt: skip
+# Inside the usual packages, these are what attacks are made of.
+NEVER_USUAL = frozenset(
+    f"{module}.{name}"
+    for module in ("builtins", "__builtin__")
+    for name in ("eval", "exec", "compile", "open", "__import__", "getattr", "setattr", "apply", "execfile", "input")
+) | {"torch.hub.load", "torch.load", "numpy.testing._private.utils.runstring"}
+
+
+def is_usual(name: str) -> bool:
+    return name.startswith(USUAL) and name not in NEVER_USUAL
+
+
+_shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+
+def sizes(value: Any) -> tuple[int, ...]:
+    """A shape, checked; equal shapes share one tuple, for a hundred thousand tensors have few shapes."""
+    if not isinstance(value, tuple | list) or len(value) > 64:
+        raise damaged("a tensor has a shape that is no list of sizes")
+    for n in value:
+        if type(n) is not int or not 0 <= n < 1 << 62:
+            raise damaged(f"a tensor has the size {n!r:.40}")
+    shape = tuple(value)
+    if len(_shapes) > 10_000:
+        _shapes.clear()
+    return _shapes.setdefault(shape, shape)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    stride, step = [0] * len(shape), 1
+    for i in range(len(shape) - 1, -1, -1):
+        stride[i] = step
+        step *= max(shape[i], 1)
+    return tuple(stride)
+
+
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    return all(n <= 1 or a == b for n, a, b in zip(shape, stride, contiguous(shape), strict=True))
+
+
+def tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> TensorRef:
+    """A tensor reference, checked for sense; whether it fits its storage is checked by the reader."""
+    shape, stride = sizes(shape), sizes(stride)
+    if type(offset) is not int or offset < 0 or len(shape) != len(stride):
+        raise damaged("a tensor has an offset or strides that make no sense")
+    return TensorRef(storage, offset, shape, None if _is_contiguous(shape, stride) else stride)
+
+
+def reduce(function: Any, args: Any) -> Any:
+    """What ``function(*args)`` stands for."""
+    if not isinstance(function, Global):
+        return Inert(None, (function, args))
+    name = function.full
+    if not isinstance(args, tuple):
+        return Inert(function, args)
+    try:
+        match name:
+            case "torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor":
+                return tensor(*args[:4])
+            case "collections.OrderedDict" | "builtins.dict" | "__builtin__.dict" if not args:
+                return {}
+            case "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state":
+                return args[0]
+            case "torch._utils._rebuild_tensor_v3":
+                found = tensor(*args[:4])
+                found.dtype = _dtype(args[6])
+                return found
+            case "torch._utils._rebuild_qtensor":
+                found = tensor(*args[:4])
+                found.quantizer = args[4]
+                return found
+            case "torch._tensor._rebuild_from_type_v2":
+                made = reduce(args[0], args[2])
+                if isinstance(made, TensorRef) and not args[3]:
+                    return made
+                kept = Inert(args[1] if isinstance(args[1], Global) else function, (made,))
+                kept.state = args[3]
+                return kept
+            case "torch.Size":
+                return tuple(args[0])
+            case "_codecs.encode":
+                return args[0].encode(args[1]) if args[1:] == ("latin1",) else Inert(function, args)
+            case "builtins.bytearray" | "builtins.bytes" | "__builtin__.bytearray" if args and type(args[0]) is bytes:
+                return args[0]
+            case "builtins.set" | "builtins.frozenset" | "__builtin__.set" if isinstance(args[0], list):
+                return args[0]
+            case "collections.defaultdict":
+                return {}
+            case "numpy.core.multiarray.scalar" | "numpy._core.multiarray.scalar":
+                return ArrayRef(_numpy_dtype(args[0]), (), args[1] if isinstance(args[1], bytes) else b"")
+    except (IndexError, TypeError, ValueError, AttributeError, UnicodeError):
+        raise damaged(f"{name} is called with arguments that do not fit it") from None
+    return Inert(function, args)
+
+
+def build(target: Any, state: Any) -> None:
+    """What ``target.__setstate__(state)`` stands for."""
+    if isinstance(target, Inert):
+        target.state = state
+        return
+    if isinstance(target, dict) and isinstance(state, dict):
+        return  # attributes of an OrderedDict, for example _metadata: versions of modules, no numbers
+
+
+def array_of(value: Inert) -> ArrayRef | None:
+    """The numpy array that an inert ``_reconstruct`` call with its state describes, if it does."""
+    if value.kind is None or not value.kind.full.endswith("multiarray._reconstruct"):
+        return None
+    state = value.state
+    if isinstance(state, tuple) and len(state) == 5 and isinstance(state[4], bytes):
+        return ArrayRef(_numpy_dtype(state[2]), sizes(state[1]), state[4])
+    return None
+
+
+def _dtype(value: Any) -> str:
+    return value.name if isinstance(value, Global) and value.full.startswith("torch.") else ""
+
+
+def _numpy_dtype(value: Any) -> str:
+    """``<f4`` for the inert form of ``numpy.dtype('f4')`` and its state; an empty string for all others."""
+    if not isinstance(value, Inert) or not isinstance(value.args, tuple) or not value.args:
+        return ""
+    code, state = value.args[0], value.state
+    order = state[1] if isinstance(state, tuple) and len(state) > 1 and isinstance(state[1], str) else "|"
+    return f"{order}{code}" if isinstance(code, str) and len(code) < 5 else ""

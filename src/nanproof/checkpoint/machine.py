@@ -1,0 +1,303 @@
+"""The second pass over a pickle: a machine that runs its instructions and builds only inert objects.
+
+>>> import pickle
+>>> load(pickle.dumps({"a": [1, 2.5]}, protocol=2)).value
+{'a': [1, 2.5]}
+>>> import os
+>>> load(pickle.dumps(os.getcwd, protocol=2)).globals
+frozenset({'posix.getcwd'})
+
+Python's own ``pickle`` is not involved: there is no ``find_class`` to get wrong and nothing that could be called.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from sys import getrefcount
+from typing import Any
+
+from .flaws import Flaw, damaged, refused
+from .inert import Global, Inert, Located, Storage, TensorRef, build, reduce
+from .opcodes import NAMES, NeedMore, survey
+
+MAX_PICKLE = 32 << 20
+MAX_MEMORY = 88 << 20  # the pickle and all objects built from it, by the estimate of `_run`
+
+
+_OURS = 2  # what getrefcount says of an object that only the caller holds: its own name and the argument
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The inert object, where its pickle ended, and every name it mentions."""
+
+    value: Any
+    end: int
+    globals: frozenset[str]
+
+
+def load(data: bytes, start: int = 0) -> Loaded:
+    """Run the pickle at ``start``; raises `Flaw`, or `NeedMore` when the bytes end before it does."""
+    found = survey(data, start)
+    names: dict[tuple[str, str], Global] = {}
+    at = [start]
+    try:
+        value = _run(data, start, found.end, found.fetched, names, at)
+    except Flaw:
+        raise
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError, struct.error, UnicodeError, RecursionError):
+        word = NAMES.get(data[at[0]], "?")
+        raise damaged(f"the pickle does not fit together at byte {at[0]:,} ({word})") from None
+    return Loaded(value, found.end, frozenset(g.full for g in names.values()))
+
+
+def load_whole(data: bytes) -> Loaded:
+    """Like `load`, where the bytes at hand are all there is."""
+    try:
+        return load(data)
+    except NeedMore:
+        raise damaged("the pickle ends before its last instruction") from None
+
+
+def _key(value: Any) -> Any:
+    """A dictionary key that is cheap to hash: nested tuples could exhaust the stack of the interpreter."""
+    if value is None or isinstance(value, str | int | float | bytes | Global | Inert):
+        return value
+    if type(value) is tuple and len(value) < 10 and all(v is None or type(v) in (str, int, float) for v in value):
+        return ".".join(str(v)[:100] for v in value)
+    return Inert(None, value)
+
+
+def _stored(pid: Any) -> Storage | Global:
+    """The storage behind torch's persistent id: ("storage", type, key, place, count, view).
+
+    Legacy files also have ("module", class, file, source text) where a pickled module's class stands.
+    """
+    if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module" and isinstance(pid[1], Global):
+        return pid[1]
+    if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or not isinstance(pid[1], Global):
+        raise refused("a persistent id that is not a torch storage")
+    if not isinstance(pid[2], str) or type(pid[4]) is not int or pid[4] < 0 or (len(pid) > 5 and pid[5] is not None):
+        raise damaged("a storage with a key or a count that makes no sense")
+    return Storage(pid[1].name, pid[2], pid[4])
+
+
+def _fill(target: Any, flat: list[Any]) -> None:
+    if isinstance(target, Inert):
+        if target.pairs is None:
+            target.pairs = {}
+        target = target.pairs
+    if type(target) is not dict or len(flat) % 2:
+        raise TypeError
+    for i in range(0, len(flat), 2):
+        key = flat[i]
+        target[key if type(key) is str else _key(key)] = flat[i + 1]
+
+
+def _extend(target: Any, items: list[Any]) -> None:
+    if isinstance(target, Inert):
+        if target.items is None:
+            target.items = []
+        target = target.items
+    if type(target) is not list:
+        raise TypeError
+    target.extend(items)
+
+
+def _run(
+    data: bytes, at: int, end: int, fetched: frozenset[int], names: dict[tuple[str, str], Global], place: list[int]
+) -> Any:
+    stack: list[Any] = []
+    marks: list[list[Any]] = []
+    memo: dict[int, Any] = {}
+    count = 0  # of memo entries ever made, for MEMOIZE
+    weight = end  # bytes in memory: the pickle and all objects alive, estimated from above
+    push = stack.append
+    from_bytes = int.from_bytes
+
+    def name(module: Any, attribute: Any) -> Global:
+        if type(module) is not str or type(attribute) is not str:
+            raise TypeError
+        return names.setdefault((module, attribute), Global(module, attribute))
+
+    while at < end:
+        place[0] = at
+        op = data[at]
+        at += 1
+        if op == 0x71:  # BINPUT
+            count += 1
+            if data[at] in fetched:
+                memo[data[at]] = stack[-1]
+            at += 1
+        elif op == 0x72:  # LONG_BINPUT
+            count += 1
+            key = from_bytes(data[at : at + 4], "little")
+            if key in fetched:
+                memo[key] = stack[-1]
+            at += 4
+        elif op == 0x94:  # MEMOIZE
+            if count in fetched:
+                memo[count] = stack[-1]
+            count += 1
+        elif op == 0x68:  # BINGET
+            push(memo[data[at]])
+            at += 1
+            weight += 8
+        elif op == 0x6A:  # LONG_BINGET
+            push(memo[from_bytes(data[at : at + 4], "little")])
+            at += 4
+            weight += 8
+        elif op == 0x28:  # MARK
+            marks.append(stack)
+            stack = []
+            push = stack.append
+            weight += 64
+        elif op == 0x4B:  # BININT1
+            push(data[at])
+            at += 1
+            weight += 8
+        elif op == 0x74:  # TUPLE
+            made = tuple(stack)
+            stack = marks.pop()
+            push = stack.append
+            push(made)
+            weight += 48 - 64
+        elif op == 0x58 or op == 0x8C or op == 0x8D:  # BINUNICODE, SHORT_, 8
+            width = 4 if op == 0x58 else 1 if op == 0x8C else 8
+            length = from_bytes(data[at : at + width], "little")
+            at += width
+            text = data[at : at + length].decode("utf-8", "surrogatepass")
+            push(text)
+            at += length
+            weight += 64 + (length if text.isascii() else 4 * length)
+        elif op == 0x51:  # BINPERSID
+            pid = stack.pop()
+            push(_stored(pid))
+            weight += 72
+            if getrefcount(pid) == _OURS:
+                weight -= 48 + 8 * len(pid)
+        elif op == 0x52:  # REDUCE
+            args = stack.pop()
+            stack[-1] = made = reduce(stack[-1], args)
+            weight += 96 if made else 64
+            if type(made) is TensorRef and getrefcount(args) == _OURS:  # nobody else keeps the arguments
+                weight -= 48 + 8 * len(args)
+                if type(args[-1]) is dict and getrefcount(args[-1]) == _OURS:  # nor the empty dict of hooks
+                    weight -= 64
+        elif op == 0x85 or op == 0x86 or op == 0x87:  # TUPLE1, 2, 3
+            size = op - 0x84
+            if len(stack) < size:
+                raise IndexError
+            stack[-size:] = [tuple(stack[-size:])]
+            weight += 48
+        elif op == 0x89 or op == 0x88 or op == 0x4E:  # NEWFALSE, NEWTRUE, NONE
+            push(op == 0x88 if op != 0x4E else None)
+            weight += 8
+        elif op == 0x4A:  # BININT
+            push(from_bytes(data[at : at + 4], "little", signed=True))
+            at += 4
+            weight += 40
+        elif op == 0x4D:  # BININT2
+            push(from_bytes(data[at : at + 2], "little"))
+            at += 2
+            weight += 40
+        elif op == 0x29:  # EMPTY_TUPLE
+            push(())
+            weight += 8
+        elif op == 0x75:  # SETITEMS
+            flat, stack = stack, marks.pop()
+            push = stack.append
+            _fill(stack[-1], flat)
+            weight += 50 * len(flat) - 64
+        elif op == 0x73:  # SETITEM
+            flat = stack[-2:]
+            del stack[-2:]
+            _fill(stack[-1], flat)
+            weight += 100
+        elif op == 0x7D or op == 0x5D or op == 0x8F:  # EMPTY_DICT, EMPTY_LIST, EMPTY_SET
+            push({} if op == 0x7D else [])
+            weight += 72
+        elif op == 0x65 or op == 0x90:  # APPENDS, ADDITEMS
+            flat, stack = stack, marks.pop()
+            push = stack.append
+            _extend(stack[-1], flat)
+            weight -= 64
+        elif op == 0x61:  # APPEND
+            last = stack.pop()
+            _extend(stack[-1], [last])
+            weight += 8
+        elif op == 0x47:  # BINFLOAT
+            number = Located(struct.unpack_from(">d", data, at)[0])
+            number.at = at
+            push(number)
+            at += 8
+            weight += 80
+        elif op == 0x63:  # GLOBAL
+            middle = data.index(b"\n", at)
+            last = data.index(b"\n", middle + 1)
+            push(name(data[at:middle].decode(), data[middle + 1 : last].decode()))
+            at = last + 1
+            weight += 200
+        elif op == 0x93:  # STACK_GLOBAL
+            attribute = stack.pop()
+            stack[-1] = name(stack[-1], attribute)
+            weight += 200
+        elif op == 0x62:  # BUILD
+            state = stack.pop()
+            build(stack[-1], state)
+        elif op == 0x81:  # NEWOBJ
+            args = stack.pop()
+            stack[-1] = reduce(stack[-1], args)
+            weight += 96
+        elif op == 0x92:  # NEWOBJ_EX
+            words, args = stack.pop(), stack.pop()
+            stack[-1] = Inert(stack[-1] if isinstance(stack[-1], Global) else None, (args, words))
+            weight += 96
+        elif op in (0x42, 0x43, 0x8E, 0x96, 0x54, 0x55):  # bytes and, from Python 2, byte strings
+            width = 1 if op in (0x43, 0x55) else 8 if op in (0x8E, 0x96) else 4
+            length = from_bytes(data[at : at + width], "little")
+            at += width
+            raw = data[at : at + length]
+            at += length
+            push(raw.decode("latin1") if op in (0x54, 0x55) else raw)
+            weight += 64 + length
+        elif op == 0x8A or op == 0x8B:  # LONG1, LONG4
+            width = 1 if op == 0x8A else 4
+            length = from_bytes(data[at : at + width], "little")
+            at += width
+            push(from_bytes(data[at : at + length], "little", signed=True))
+            at += length
+            weight += 48 + length
+        elif op == 0x80:  # PROTO
+            if data[at] > 5:
+                raise damaged(f"pickle protocol {data[at]} does not exist")
+            at += 1
+        elif op == 0x95:  # FRAME
+            at += 8
+        elif op == 0x2E:  # STOP
+            if marks or len(stack) != 1:
+                raise IndexError
+            return stack[0]
+        elif op in (0x6C, 0x64, 0x91):  # LIST, DICT, FROZENSET
+            flat, stack = stack, marks.pop()
+            push = stack.append
+            push({} if op == 0x64 else flat)
+            if op == 0x64:
+                _fill(stack[-1], flat)
+                weight += 50 * len(flat)
+        elif op == 0x30:  # POP
+            if stack:
+                stack.pop()
+            else:
+                stack = marks.pop()
+                push = stack.append
+        elif op == 0x31:  # POP_MARK
+            stack = marks.pop()
+            push = stack.append
+        else:  # DUP, the only one left
+            push(stack[-1])
+            weight += 8
+        if weight > MAX_MEMORY:
+            raise refused(f"the pickle needs more than {MAX_MEMORY >> 20} MB of memory by byte {at:,}")
+    raise IndexError

@@ -1,0 +1,165 @@
+"""safetensors: a JSON header, then the numbers. The header is read strictly and in little memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from .contents import MAX_TENSORS, Contents, Stored, dtype_name, element
+from .flaws import damaged, refused
+from .source import Source, read
+
+MAX_HEADER = 48 << 20
+MAX_METADATA = 1 << 20
+
+# One tensor of the header. A regular expression, not a JSON parser: a hundred megabytes of brackets would
+# become gigabytes of lists.
+_STRING = rb'"((?:[^"\\\x00-\x1f]|\\.){0,2000})"'
+_SPACE = rb"[ \t\r\n]*"
+_NAME = re.compile(_SPACE + _STRING + _SPACE + rb":" + _SPACE)
+_FIELD = re.compile(
+    _SPACE + rb'"(dtype|shape|data_offsets)"' + _SPACE + rb":" + _SPACE
+    + rb'(?:"([A-Za-z0-9_]{1,20})"|\[([0-9, \t\r\n]{0,1000})\])' + _SPACE
+)  # fmt: skip
+_BLANK = re.compile(_SPACE)
+
+
+def looks_like(head: bytes, size: int) -> bool:
+    """A length that fits the file, then an opening brace."""
+    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") + 8 <= size
+
+
+def read_safetensors(source: Source) -> Contents:
+    """The contents of a safetensors file."""
+    if source.size < 8:
+        raise damaged("is too short for a safetensors file")
+    length = int.from_bytes(read(source, 0, 8), "little")
+    if length > source.size - 8:
+        raise damaged(f"its header should have {length:,} bytes, the file has {source.size:,}")
+    if length > MAX_HEADER:
+        raise refused(f"its header has {length >> 20} MB; more than {MAX_HEADER >> 20} MB are not taken apart")
+    header = read(source, 8, length)
+    contents = Contents(format="safetensors", tensors=[])
+    room = source.size - 8 - length
+    for stored in _parse(header, contents):
+        if stored.start + stored.nbytes > room:
+            raise damaged(f"{stored.name}: ends {stored.start + stored.nbytes - room:,} bytes beyond the file")
+        stored.start += 8 + length
+        contents.tensors.append(stored)
+        if len(contents.tensors) > MAX_TENSORS:
+            raise refused(f"holds more than {MAX_TENSORS:,} tensors")
+    del header
+    _check_layout(contents.tensors, 8 + length, source.size)
+    return contents
+
+
+def _check_layout(tensors: list[Stored], start: int, end: int) -> None:
+    """The format demands that tensors cover the data exactly: no gap, no overlap, nothing behind them."""
+    ordered = sorted(tensors, key=lambda t: (t.start, t.nbytes))
+    if ordered and ordered[0].start != start:
+        raise damaged(f"{ordered[0].start - start:,} bytes before its first tensor belong to none")
+    for a, b in pairwise(ordered):
+        if a.start + a.nbytes != b.start:
+            word = "overlap" if a.start + a.nbytes > b.start else "leave a gap"
+            raise damaged(f"{a.name} and {b.name} {word}")
+    last = ordered[-1].start + ordered[-1].nbytes if ordered else start
+    if last != end:
+        raise damaged(f"{end - last:,} bytes after its last tensor belong to none")
+
+
+def _parse(header: bytes, contents: Contents) -> Iterator[Stored]:
+    """The tensors of a header, with offsets from the start of the data."""
+    bad = damaged("its header is not the JSON that safetensors writes")
+    at = 1
+    if header[:1] != b"{":
+        raise bad
+    seen: set[str] = set()
+    blank = _BLANK.match(header, at)
+    assert blank is not None
+    if header[blank.end() : blank.end() + 1] == b"}":
+        at = blank.end() + 1
+    else:
+        while True:
+            head = _NAME.match(header, at)
+            if head is None:
+                raise bad
+            name = _text(head[1])
+            if name in seen:
+                raise refused(f"{name[:80]} is in the header twice")
+            seen.add(name)
+            if name == "__metadata__":
+                at = _skip_metadata(header, head.end())
+            else:
+                stored, at = _tensor(header, head.end(), name)
+                yield stored
+            blank = _BLANK.match(header, at)
+            assert blank is not None
+            at = blank.end() + 1
+            mark = header[at - 1 : at]
+            if mark == b"}":
+                break
+            if mark != b",":
+                raise bad
+    if header[at:].strip(b" \t\r\n\0"):
+        raise bad
+
+
+def _tensor(header: bytes, at: int, name: str) -> tuple[Stored, int]:
+    bad = damaged(f"{name[:80]}: its line in the header makes no sense")
+    if header[at : at + 1] != b"{":
+        raise bad
+    found: dict[bytes, bytes] = {}
+    while True:
+        field = _FIELD.match(header, at + 1)
+        if field is None or field[1] in found:
+            raise bad
+        found[field[1]] = field[2] if field[2] is not None else field[3]
+        if (field[1] == b"dtype") != (field[2] is not None):
+            raise bad
+        at = field.end()
+        mark = header[at : at + 1]
+        if mark == b"}":
+            break
+        if mark != b",":
+            raise bad
+    if len(found) != 3:
+        raise bad
+    try:
+        shape = tuple(int(n) for n in found[b"shape"].split(b",")) if found[b"shape"].strip() else ()
+        start, end = (int(n) for n in found[b"data_offsets"].split(b","))
+    except ValueError:
+        raise bad from None
+    dtype = dtype_name(found[b"dtype"].decode())
+    kind = element(dtype)
+    if kind is None:
+        raise damaged(f"{name[:80]}: the dtype {found[b'dtype'].decode()} is not known")
+    count = 1
+    for n in shape:
+        count *= n
+    if count >= 1 << 62 or end < start or -(-count * kind.bits // 8) != end - start:
+        raise damaged(f"{name[:80]}: {dtype} {list(shape)[:8]} does not take {end - start:,} bytes")
+    return Stored(name=name, dtype=dtype, shape=shape, start=start, nbytes=end - start), at + 1
+
+
+def _skip_metadata(header: bytes, at: int) -> int:
+    """Behind the flat dictionary of strings at ``at``."""
+    end = header.find(b"}", at, at + MAX_METADATA)
+    while end >= 0:
+        try:
+            if isinstance(json.loads(header[at : end + 1]), dict):
+                return end + 1
+        except (ValueError, RecursionError):
+            if header.count(b"}", at, end) > 50:
+                break
+        end = header.find(b"}", end + 1, at + MAX_METADATA)
+    raise damaged("its __metadata__ is no dictionary of strings")
+
+
+def _text(raw: bytes) -> str:
+    try:
+        text = json.loads(b'"' + raw + b'"') if b"\\" in raw else raw.decode()
+    except (ValueError, UnicodeDecodeError):
+        raise damaged("its header has a name that is no text") from None
+    return str(text).encode("utf-8", "replace").decode()

@@ -1,0 +1,142 @@
+"""Where checkpoints lie: folders of this machine, or an fsspec filesystem behind a URL."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import UsageError
+from .flaws import damaged, refused, unreadable
+from .source import LocalFile, RemoteFile, Source, read, reason
+
+MAX_JSON = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """An entry of a folder."""
+
+    name: str
+    path: str
+    folder: bool
+    size: int = 0
+
+
+class Store(Protocol):
+    """Listing and opening; paths are strings with ``/``."""
+
+    def kind(self, path: str) -> str | None:
+        """Either "file" or "folder", or None when there is nothing."""
+
+    def list(self, path: str) -> list[Item]: ...
+
+    def open(self, path: str) -> Source: ...
+
+
+class Local:
+    """This machine's files."""
+
+    def kind(self, path: str) -> str | None:
+        if Path(path).is_dir():
+            return "folder"
+        return "file" if os.path.lexists(path) else None  # a dangling or looping link gets a verdict, not an error
+
+    def list(self, path: str) -> list[Item]:
+        items = []
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    items.append(_item(entry))
+        except OSError as error:
+            raise unreadable(f"cannot be listed: {reason(error)}") from None
+        return sorted(items, key=lambda i: i.name)
+
+    def open(self, path: str) -> Source:
+        return LocalFile(path)
+
+
+def _item(entry: os.DirEntry[str]) -> Item:
+    try:
+        # a link to a folder is not followed: it would be scanned twice, or for ever
+        folder = entry.is_dir(follow_symlinks=False)
+        size = 0 if folder else entry.stat().st_size
+    except OSError:
+        folder, size = False, 0
+    return Item(name=entry.name, path=entry.path, folder=folder, size=size)
+
+
+class Remote:
+    """What fsspec reaches: ``s3://…``, ``gs://…``, ``memory://…``."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise UsageError(f"{url} needs fsspec", hint='pip install "nanproof[remote]"') from None
+        try:
+            self.filesystem, self.root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise UsageError(f"{url} cannot be reached: {error}", hint="check the scheme of the address") from None
+
+    def kind(self, path: str) -> str | None:
+        if self.filesystem.isdir(path):
+            return "folder"
+        return "file" if self.filesystem.exists(path) else None
+
+    def list(self, path: str) -> list[Item]:
+        try:
+            found = self.filesystem.ls(path, detail=True)
+        except Exception as error:  # every store has errors of its own
+            raise unreadable(f"cannot be listed: {type(error).__name__}: {error}") from None
+        items = [
+            Item(
+                name=str(e["name"]).rstrip("/").rpartition("/")[2], path=str(e["name"]),
+                folder=e["type"] == "directory", size=int(e.get("size") or 0),
+            )
+            for e in found
+        ]  # fmt: skip
+        return sorted(items, key=lambda i: i.name)
+
+    def open(self, path: str) -> Source:
+        try:
+            size = int(self.filesystem.size(path))
+        except Exception as error:
+            raise unreadable(f"cannot be opened: {type(error).__name__}: {error}") from None
+        return RemoteFile(self.filesystem, path, size)
+
+
+def resolve(path: str | os.PathLike[str]) -> list[tuple[Store, str]]:
+    """The places that an argument means: a path, a glob or a URL; one that is nothing is a usage error."""
+    text = os.fspath(path)
+    if "://" in text:
+        remote = Remote(text)
+        paths = sorted(remote.filesystem.glob(remote.root)) if glob.has_magic(remote.root) else [remote.root]
+        found: list[tuple[Store, str]] = [(remote, str(p)) for p in paths if remote.kind(str(p))]
+    else:
+        local = Local()
+        paths = [text] if local.kind(text) or not glob.has_magic(text) else sorted(glob.glob(text, recursive=True))  # noqa: PTH207
+        found = [(local, p) for p in paths if local.kind(p)]
+    if not found:
+        hint = "give a checkpoint, a folder of checkpoints, or a glob in quotes"
+        raise UsageError(f"there is nothing at {text}", hint=hint)
+    return found
+
+
+def read_json(store: Store, path: str) -> Any:
+    """A small JSON file; every way it can be wrong is a `Flaw`."""
+    source = store.open(path)
+    try:
+        if source.size > MAX_JSON:
+            raise refused(f"has {source.size >> 20} MB; more than {MAX_JSON >> 20} MB of JSON are not read")
+        data = read(source, 0, source.size)
+        if data.count(b"[") + data.count(b"{") > 200_000:  # brackets become objects, and objects are large
+            raise refused("nests more lists and objects than any real file")
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise damaged("is not JSON") from None
+    finally:
+        source.close()

@@ -1,0 +1,152 @@
+"""torch.save since 1.6: a zip with ``data.pkl`` and one member per storage. Lightning, accelerate, DeepSpeed too."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from .archive import Archive
+from .contents import MAX_TENSORS, Contents, Stored, byte_size, dtype_name, element
+from .flaws import damaged, refused, unreadable
+from .inert import ArrayRef, Inert, Storage, TensorRef, is_usual
+from .machine import MAX_PICKLE, load_whole
+from .source import Source, read
+from .tree import walk
+
+_SMALL = 1 << 16  # members beside the storages: version, byte order, an id
+
+
+def read_torch_zip(source: Source, *, check: bool = True) -> Contents:
+    """The contents of a torch zip; ``check`` verifies the pickle's own checksum before it is looked at."""
+    archive = Archive(source)
+    pickles = [n for n in archive.names() if n == "data.pkl" or (n.endswith("/data.pkl") and n.count("/") == 1)]
+    if not pickles:
+        raise unreadable("is a zip file without data.pkl, so torch did not write it")
+    if len(pickles) > 1:
+        raise refused("has more than one data.pkl")
+    prefix = pickles[0].removesuffix("data.pkl")
+    at, size, crc = archive.place(pickles[0])
+    if size > MAX_PICKLE:
+        raise refused(f"data.pkl has {size >> 20} MB; more than {MAX_PICKLE >> 20} MB are not taken apart")
+    data = read(source, at, size)
+    if check and zlib.crc32(data) != crc:
+        raise damaged("data.pkl fails its checksum")
+    _check_byte_order(source, archive, prefix)
+    loaded = load_whole(data)
+    del data
+    contents = Contents(format="torch zip", tensors=[], tree=loaded.value, patchable={"data.pkl": at})
+    note_globals(contents, loaded.globals)
+
+    def locate(storage: Storage) -> tuple[int, int]:
+        name = f"{prefix}data/{storage.key}"
+        if name not in archive:
+            raise damaged(f"the storage {storage.key[:40]} that a tensor needs is not in the file")
+        at, size, _ = archive.place(name)
+        return at, size
+
+    collect(contents, loaded.value, locate)
+    for name in archive.names() if check else ():
+        start, size, crc = archive.place(name)
+        if name.startswith(f"{prefix}data/") or size > _SMALL:
+            contents.checksums.add(start, size, crc)
+        elif name != pickles[0] and zlib.crc32(read(source, start, size)) != crc:
+            raise damaged(f"{name[:80]} fails its checksum")
+    return contents
+
+
+def note_globals(contents: Contents, names: frozenset[str]) -> None:
+    """Say which names a pickle mentions that training programs do not usually write. Never say "safe"."""
+    odd = sorted(n for n in names if not is_usual(n))
+    if odd:
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        shown = ", ".join("".join(c if c.isprintable() else "?" for c in n[:80]) for n in odd[:5])
+        contents.notes.append(f"names {shown}{more}; nothing was executed, but torch.load could")
+
+
+def _check_byte_order(source: Source, archive: Archive, prefix: str) -> None:
+    if f"{prefix}byteorder" in archive:
+        at, size, _ = archive.place(f"{prefix}byteorder")
+        if read(source, at, min(size, 16)) != b"little":
+            raise unreadable("was written on a big-endian machine")
+
+
+def collect(contents: Contents, root: Any, locate: Any) -> None:
+    """Turn every tensor of the tree into a `Stored`, checked against the storage that holds it."""
+    for name, ref in walk(root):
+        if len(contents.tensors) >= MAX_TENSORS:
+            raise refused(f"holds more than {MAX_TENSORS:,} tensors")
+        if isinstance(ref, ArrayRef):
+            _add_array(contents, name or "array", ref)
+        elif isinstance(ref.storage, Storage):
+            contents.tensors.append(_stored(name or "tensor", ref, *locate(ref.storage)))
+        else:
+            nested = _nested(ref.storage)
+            if nested is None:
+                contents.unread.append(name)
+                continue
+            storage, data = nested
+            found = _stored(name or "tensor", ref, 0, len(data), storage)
+            found.inline = data
+            contents.tensors.append(found)
+
+
+def _nested(value: Any) -> tuple[Storage, bytes] | None:
+    """The storage that plain pickle keeps as a torch file within the pickle."""
+    from .legacy import read_storage
+
+    if isinstance(value, Inert) and value.kind and value.kind.full == "torch.storage._load_from_bytes":
+        args = value.args
+        if isinstance(args, tuple) and len(args) == 1 and isinstance(args[0], bytes):
+            return read_storage(args[0])
+    return None
+
+
+def _stored(name: str, ref: TensorRef, at: int, size: int, storage: Storage | None = None) -> Stored:
+    storage = storage or ref.storage
+    dtype = ref.dtype or dtype_name(storage.kind)
+    found = element(dtype_name(storage.kind))
+    if found is None:
+        raise unreadable(f"{name}: the storage type {storage.kind[:40]} is not known")
+    whole = storage.numel * max(found.bits, 8) // 8
+    if whole != size:
+        raise damaged(f"{name}: its storage should have {whole:,} bytes and has {size:,}")
+    kind = element(dtype)
+    if kind is None:
+        raise unreadable(f"{name}: the dtype {dtype[:40]!r} is not known")
+    width = max(kind.bits, 8) // 8
+    span = extent(ref.shape, ref.stride)
+    if (ref.offset + span) * width > size:
+        raise damaged(f"{name}: reaches beyond its storage")
+    return Stored(
+        name=name, dtype=dtype, shape=ref.shape, start=at + ref.offset * width, nbytes=span * width, stride=ref.stride
+    )
+
+
+def extent(shape: tuple[int, ...], stride: tuple[int, ...] | None) -> int:
+    """From its first to behind its last element, how many elements a view reaches over."""
+    span, empty = 1, False
+    if stride is None:
+        for n in shape:
+            span *= n
+        return span
+    for n, step in zip(shape, stride, strict=True):
+        empty = empty or n == 0
+        span += (n - 1) * step
+    return 0 if empty else span
+
+
+def _add_array(contents: Contents, name: str, ref: ArrayRef) -> None:
+    """A numpy array inside the pickle; only plain little-endian numbers are looked at."""
+    kinds = {"f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128"}
+    code = ref.dtype.lstrip("<|=")
+    if code in kinds:
+        size = 1
+        for n in ref.shape:
+            size *= n
+        if byte_size(kinds[code], size) != len(ref.data):
+            raise damaged(f"{name}: an array of {ref.shape} has {len(ref.data):,} bytes")
+        contents.tensors.append(
+            Stored(name=name, dtype=kinds[code], shape=ref.shape, start=0, nbytes=len(ref.data), inline=ref.data)
+        )
+    elif code[:1] not in "iubSU":
+        contents.unread.append(name)

@@ -1,0 +1,287 @@
+"""``nanproof scan``: which checkpoint is still good."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from .shell import Screen, verb
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from ..checkpoint.against import Comparison
+    from ..checkpoint.layout import Checkpoint
+    from ..checkpoint.report import ScanReport, SeriesReport
+
+
+@verb(example="nanproof scan runs/a/checkpoints --quarantine runs/a/bad")
+@click.argument("paths", nargs=-1, metavar="PATH...")
+@click.option("--bisect", is_flag=True, help="Read only O(log n) of a series to find where it turned bad.")
+@click.option("--fast", is_flag=True, help="Do not verify checksums.")
+@click.option("--jobs", type=click.IntRange(1, 64), help="Threads; one per core unless told.")
+@click.option("--against", metavar="REF", help="Compare with this checkpoint; --repair takes buffers from it.")
+@click.option("--config", metavar="FILE", help="Compare the restored settings with a YAML or JSON config.")
+@click.option("--quarantine", metavar="DIR", help="Move what is corrupt, damaged or refused to DIR.")
+@click.option("--undo", is_flag=True, help="With --quarantine: put everything back.")
+@click.option("--repair", metavar="OUT", help="Write a repaired copy; the original is not touched.")
+def command(
+    screen: Screen, paths: tuple[str, ...], bisect: bool, fast: bool, jobs: int | None, against: str | None,
+    config: str | None, quarantine: str | None, undo: bool, repair: str | None,
+) -> int:  # fmt: skip
+    """Scan checkpoints for NaN, Inf and damage: files, folders, a series of them, globs or URLs.
+
+    Nothing in a checkpoint is executed. Verdicts: healthy, suspect (finite but wrong), corrupt (NaN or Inf),
+    damaged (truncated, checksum, header lies), unreadable (unknown format), refused (unsafe structure).
+    """
+    from ..errors import UsageError
+
+    if undo:
+        if quarantine is None:
+            raise UsageError("--undo needs --quarantine DIR", hint="nanproof scan --quarantine DIR --undo")
+        return _undo(screen, quarantine)
+    if not paths:
+        raise UsageError("nothing to scan was named", hint="nanproof scan runs/a/checkpoints")
+    from ..checkpoint.layout import discover
+    from ..checkpoint.ranks import Group, world
+
+    found = discover(list(paths))
+    if repair is not None and len(found) != 1:
+        raise UsageError(f"--repair takes one checkpoint, here are {len(found)}", hint="name the one to repair")
+    reference = discover([against]) if against else []
+    if len(reference) > 1:
+        raise UsageError(f"--against takes one checkpoint, here are {len(reference)}", hint="name one of them")
+    if world()[1] > 1:
+        if bisect or repair or quarantine or against or config:
+            raise UsageError("under torchrun, scan only scans", hint="run --bisect and the others in one process")
+        group = Group()
+        try:
+            return group.share_code(_together(screen, group, found, fast=fast, jobs=jobs))
+        finally:
+            group.close()
+    return _alone(
+        screen, found, reference[0] if reference else None, bisect=bisect, fast=fast, jobs=jobs, config=config,
+        quarantine=quarantine, repair=repair,
+    )  # fmt: skip
+
+
+def _together(screen: Screen, group: object, found: list[Checkpoint], *, fast: bool, jobs: int | None) -> int:
+    """Under torchrun: rank 0 prints, the others only work."""
+    from ..checkpoint.ranks import Group, scan_together
+    from ..checkpoint.series import order
+    from ..checkpoint.sweep import default_jobs
+
+    assert isinstance(group, Group)
+    reports = scan_together(group, found, fast=fast, jobs=jobs or default_jobs())
+    if group.rank:
+        return 0
+    series = order(reports, found)
+    screen.data({"series": series})
+    width = _width([r.name for r in series])
+    for report in series:
+        _show(screen, report, width)
+    _show_end(screen, series)
+    return 0 if series.ok else 1
+
+
+def _alone(
+    screen: Screen, found: list[Checkpoint], reference: Checkpoint | None, *, bisect: bool, fast: bool,
+    jobs: int | None, config: str | None, quarantine: str | None, repair: str | None,
+) -> int:  # fmt: skip
+    from ..checkpoint.config import differences, load_config
+    from ..checkpoint.scan import scan_checkpoint
+    from ..checkpoint.series import bisect as find_turn
+    from ..checkpoint.series import order
+
+    expected = load_config(config) if config else {}
+    width = _width([c.name for c in found])
+
+    def one(checkpoint: Checkpoint) -> ScanReport:
+        with _Bar(screen, checkpoint) as bar:
+            report = scan_checkpoint(checkpoint, fast=fast, jobs=jobs, progress=bar.advance)
+        _show(screen, report, width)
+        return report
+
+    series = find_turn(found, one) if bisect else order([one(c) for c in found], found)
+    _show_end(screen, series, bisected=bisect)
+    machine: dict[str, object] = {"series": series}
+    code = 0 if series.ok else 1
+
+    drift = {r.name: d for r in series if (d := differences(r.settings, expected))}
+    machine["config"] = {name: [str(d) for d in found_] for name, found_ in drift.items()}
+    for name, found_ in drift.items():
+        code = 1
+        for difference in found_:
+            screen.result(f"{_plain(name)}: {_plain(str(difference))}")
+    if reference is not None and repair is None:
+        code = max(code, _compare(screen, found, reference, machine))
+    if repair is not None:
+        code = _repair(screen, found[0], series.reports[0], repair, reference, machine)
+    if quarantine is not None:
+        from ..checkpoint.quarantine import quarantine as move_away
+
+        moves = move_away(list(series), quarantine)
+        machine["moved"] = moves
+        for old, new in moves:
+            screen.result(f"moved {_plain(old)} → {_plain(new)}")
+        if moves:
+            screen.note(f"undo with: nanproof scan --quarantine {_plain(quarantine)} --undo")
+    screen.data(machine)
+    return code
+
+
+def _compare(screen: Screen, found: list[Checkpoint], reference: Checkpoint, machine: dict[str, object]) -> int:
+    from ..checkpoint.against import compare
+
+    results = [compare(c, reference) for c in found if c.path != reference.path]
+    machine["against"] = results
+    for result in results:
+        for line in _comparison_lines(result):
+            screen.result(_plain(line))
+    return 0 if all(r.ok for r in results) else 1
+
+
+def _comparison_lines(c: Comparison) -> list[str]:
+    lines = [f"{c.name} against {c.reference}:"]
+    for word, names in (("missing", c.missing), ("unexpected", c.unexpected), ("shape changed", c.reshaped)):
+        if names:
+            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+            lines.append(f"  {len(names):,} {word}: {', '.join(names[:3])}{more}")
+    if c.stuck:
+        why = "and should have" if c.should_move else "frozen, or not trained"
+        lines.append(f"  {len(c.stuck):,} parameters did not move ({why}): {', '.join(c.stuck[:3])}")
+    moved = sorted(
+        (x for x in c.changes if not x.identical), key=lambda x: -x.relative if x.relative == x.relative else -math.inf
+    )
+    lines += [f"  {x.name}: relative change {x.relative:.3g}" for x in moved[:5]]
+    rest = f", {len(moved) - 5:,} more moved less" if len(moved) > 5 else ""
+    lines.append(f"  {len(c.changes) - len(moved):,} of {len(c.changes):,} tensors identical{rest}")
+    return lines
+
+
+def _repair(
+    screen: Screen, checkpoint: Checkpoint, report: ScanReport, out: str, reference: Checkpoint | None,
+    machine: dict[str, object],
+) -> int:  # fmt: skip
+    from ..checkpoint.repair import repair
+    from ..checkpoint.scan import scan
+
+    result = repair(checkpoint, report, out, reference)
+    machine["repair"] = result
+    if result.refused:
+        screen.result(f"not repaired: {_plain(result.refused)}")
+        return 1
+    for line in result.done:
+        screen.result(f"  {_plain(line)}")
+    after = scan(out)
+    machine["repaired"] = after
+    screen.result(f"wrote {_plain(out)}: {after.health}; {_plain(checkpoint.name)} is as it was")
+    return 0 if after.health in ("healthy", "suspect") else 1
+
+
+def _undo(screen: Screen, folder: str) -> int:
+    from ..checkpoint.quarantine import undo
+
+    moves = undo(folder)
+    screen.data({"returned": moves})
+    for _, new in moves:
+        screen.result(f"put back {_plain(new)}")
+    if not moves:
+        screen.note("nothing to put back")
+    return 0
+
+
+def _width(names: list[str]) -> int:
+    return min(48, max((len(n) for n in names), default=0))
+
+
+def _plain(text: str) -> str:
+    """Names come out of files: control characters must not reach the terminal, brackets must not be styled."""
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else "?" for c in text)).replace("\\\\[", "\\[")
+
+
+_STYLES = {"healthy": "green", "suspect": "yellow"}
+
+
+def _show(screen: Screen, report: ScanReport, width: int) -> None:
+    """One line, and below it whatever else there is to say."""
+    word = report.health if report.ok else report.health.upper()
+    reasons = [*report.reasons[:1]] if not report.ok else [_summary(report)]
+    tail = "   → repairable" if report.repairable else ""
+    style = _STYLES.get(report.health, "red")
+    head = f"{_plain(report.name):<{width}}   [{style}]{word:<10}[/] "
+    screen.result(f"{head}{_plain(reasons[0] if reasons else '')}{tail}")
+    for words in report.reasons[1:6]:
+        screen.result(f"{'':<{width}}              {_plain(words)}")
+    if len(report.reasons) > 6:
+        screen.result(f"{'':<{width}}              and {len(report.reasons) - 6:,} more")
+    for note in report.notes:
+        screen.note(f"[dim]{'':<{width}}              note: {_plain(note)}[/]")
+
+
+def _summary(report: ScanReport) -> str:
+    from ..floats import find_format
+
+    parts = [f"{len(report):,} tensors, {_size(report.bytes)}"]
+    tight = report.tightest
+    form = find_format(tight.dtype) if tight else None
+    if tight is not None and form is not None and tight.headroom:
+        more = "" if (tight.at_most or 0) > 2 else "+"
+        parts.append(f"headroom {(form.aliases or (form.name,))[0]} 2^{math.floor(math.log2(tight.headroom))}{more}")
+    if report.settings.lr is not None:
+        parts.append(f"lr {report.settings.lr:.3g}")
+    return ", ".join(parts)
+
+
+def _size(count: int) -> str:
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
+
+
+def _show_end(screen: Screen, series: SeriesReport, bisected: bool = False) -> None:
+    if bisected:
+        screen.result(f"read {len(series.reports)} of {series.total} checkpoints")
+    for turn in series.turns:
+        healthy, bad = turn.last_healthy or "none", turn.first_bad or "none"
+        screen.result(f"last healthy: {_plain(healthy)}    first bad: {_plain(bad)}")
+
+
+class _Bar:
+    """A progress bar for a checkpoint that takes longer than a second, on a terminal only."""
+
+    def __init__(self, screen: Screen, checkpoint: Checkpoint) -> None:
+        self._wanted = sys.stderr.isatty() and not screen.quiet and not screen.as_json
+        self._name = checkpoint.name
+        self._total = sum(i.size for i in checkpoint.items)
+        self._began, self._done = time.monotonic(), 0
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        if not self._wanted or time.monotonic() - self._began < 1:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(_plain(self._name), total=self._total or None)
+        assert self._task is not None
+        self._bar.update(self._task, completed=self._done)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

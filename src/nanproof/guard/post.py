@@ -1,0 +1,253 @@
+"""The guard's post: everything it has at hand, and the answers it can give to a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import GuardStop
+from ..records import Action, Level, Reading, TensorFacts, Verdict
+from ..tensors import is_finite
+from . import act
+from .judge import Trends, judge
+from .keeper import Keeper
+from .moment import Moment
+from .policy import History, Means, Policy, decide
+from .probe import Seen
+from .ranks import Ranks
+from .rundir import RunDir
+from .snapshots import Ring
+from .state import Training
+from .taps import Taps
+from .trial import Trial
+from .window import Limits, Window
+
+log = logging.getLogger("nanproof")
+Closure = Callable[[], Any]
+
+
+class Post:
+    """Judges a step and carries the answer out: commit, skip, rerun, roll back, restore, stop."""
+
+    def __init__(
+        self,
+        *,
+        training: Training,
+        policy: Policy,
+        ranks: Ranks,
+        run: RunDir,
+        ring: Ring,
+        keeper: Keeper,
+        trends: Trends,
+        weights: Mapping[str, float],
+        window: int,
+        max_norm: float | None,
+        local: bool,
+    ) -> None:
+        self.training, self.policy, self.ranks, self.run = training, policy, ranks, run
+        self.ring, self.keeper, self.trends, self.weights = ring, keeper, trends, weights
+        self.max_norm = max_norm
+        self.local = local
+        """Whether this rank judges its micro-batches by itself (DDP, dropping single ones)."""
+        self.window = Window(size=window, warmup=max(1, window // 2))
+        # single micro-batches scatter more than windows of them do: they have a range of their own
+        self.micro_window = Window(size=window, warmup=max(1, window // 2))
+        self.moment = Moment(training.slots, training.device)
+        self.taps = Taps()
+        self.backoff = act.Backoff()
+        self.history = History()
+        self.tally = run.tally
+
+    # --- judging ----------------------------------------------------------------------------------------------
+
+    def limits(self, window: Window) -> Limits:
+        limits = window.limits() if self.policy.spikes == "skip" else Limits()
+        if self.ranks.share == "gradients" and not self.ranks.alone:
+            limits = dataclasses.replace(limits, loss=math.inf)  # a local loss must not decide for one rank alone
+        return limits
+
+    def judge(self, seen: Seen) -> Verdict:
+        """The verdict, the same on every rank."""
+        if seen.apart:
+            self.ranks.raise_apart()
+        verdict = judge(seen.reading, seen.limits)
+        if seen.spike and verdict.kind in ("ok", "spike") and verdict.level != "loss":
+            verdict = Verdict(kind="spike", step=verdict.step, level="loss")  # another rank's loss
+        if not self.ranks.alone and not self.ranks.reduced and not self.local:
+            bad = self.ranks.gather(int(not verdict.ok))
+            if any(bad) and verdict.ok:
+                verdict = Verdict(kind="nonfinite", step=verdict.step, level="gradient", rank=bad.index(1))
+        if not verdict.ok and verdict.level in ("input", "prediction", "loss"):
+            mine = seen.rank in (None, self.ranks.rank)
+            verdict = dataclasses.replace(verdict, rank=seen.rank, value=verdict.value if mine else None)
+        return verdict
+
+    def examine(self, verdict: Verdict, seen: Seen, closure: Closure | None) -> Trial:
+        """Look at a bad step closely and, with a closure, run it again."""
+        # a snapshot of this very state could not tell state from data
+        older = next((s for s in self.ring.healthy() if s.update < self.tally.updates), None)
+        ranks = None if self.local else self.ranks
+        self.taps.mute()
+        return Trial(self.training, ranks, self.moment, older, self.policy, self.weights, verdict, seen, closure)
+
+    def decide(self, verdict: Verdict) -> Action:
+        means = Means(snapshot=self.ring.newest() is not None, checkpoint=self.keeper.last_good is not None)
+        return decide(verdict, self.history, self.policy, means)
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def commit(self, seen: Seen, verdict: Verdict, action: Action) -> Verdict:
+        """Carry the step out; early warnings are recorded after it."""
+        t, reading = self.training, seen.reading
+        act.clip(t, self.max_norm, reading.grad_norm)
+        act.step_optimizers(t, self.backoff)
+        if t.scaler is not None:
+            t.scaler.update()
+        act.step_schedulers(t, reading.loss)
+        act.update_average(t)
+        self.after_update(reading)
+        self.finish(verdict, action, reading)
+        return self.warn(seen) or verdict
+
+    def answer(self, seen: Seen, verdict: Verdict, closure: Closure | None, batch: Any) -> Verdict:
+        """A bad step: look closely, run it again if that can tell something, decide, act, record."""
+        trial = self.examine(verdict, seen, closure)
+        if trial.ordinary_overflow():
+            self.tally.overflows += 1
+            self.run.record(seen.reading, trial.verdict, Action(kind="skip", reason="the loss scale was too large"))
+            return trial.verdict
+        verdict = trial.verdict
+        action = self.decide(verdict)
+        if action.kind == "rerun":
+            seen = dataclasses.replace(seen, reading=trial.second_reading())
+        self.note(verdict, action, trial.facts, batch)
+        if action.kind in ("commit", "rerun"):
+            if verdict.kind == "spike" and self.policy.mode == "protect":
+                self.window.clear()  # a new level was accepted: learn it
+            self.commit(seen, verdict, action)
+            return verdict
+        self.moment.restore()
+        if action.kind != "skip":
+            self.go_back(verdict, action)
+        self.finish(verdict, action, seen.reading)
+        return verdict
+
+    def answer_state(self) -> Verdict:
+        """Parameters, buffers or moments are bad: skipping cannot help, going back can."""
+        sick = self.training.sick()
+        level: Level = "buffer" if sick and all(kind == "buffer" for kind, _ in sick) else "parameter"
+        facts = [f for _, f in sick]
+        names = tuple(f.name for f in facts)
+        verdict = Verdict(kind="nonfinite", step=self.tally.steps, level=level, names=names, origin="state")
+        action = self.decide(verdict)
+        self.note(verdict, action, facts, None)
+        if action.kind != "commit":
+            self.go_back(verdict, action)
+        self.finish(verdict, action, self._no_reading(verdict))
+        return verdict
+
+    def answer_failure(self, error: Exception) -> Verdict:
+        """The guard itself failed: say so loudly, and fall back to the plainest check there is."""
+        t = self.training
+        said = f"{type(error).__name__}: {error}"
+        verdict = Verdict(kind="guard-failed", step=self.tally.steps, level="guard", names=(said,))
+        self.tally.failures.append(said)
+        log.error("nanproof: the guard itself failed at step %d: %s", verdict.step, said, exc_info=error)
+        if self.decide(verdict).kind == "stop":
+            self.stop(verdict, "the guard itself failed, and the policy stops then")
+        if all(is_finite(g) for _, g in t.gradients()):
+            if self.max_norm is not None:
+                torch.nn.utils.clip_grad_norm_([p for _, p in t.parameters], self.max_norm)
+            act.step_optimizers(t, self.backoff)
+            if t.scaler is not None:
+                t.scaler.update()
+            act.step_schedulers(t, math.nan)
+            act.update_average(t)
+            self.tally.updates += 1
+        elif self.moment.taken:
+            self.moment.restore()
+        return verdict
+
+    def go_back(self, verdict: Verdict, action: Action) -> None:
+        """Roll back, restore, or stop."""
+        if action.kind == "rollback":
+            snapshot = self.ring.newest()
+            assert snapshot is not None
+            snapshot.restore()
+            self.ring.spend(snapshot)
+            self.tally.updates, where = snapshot.update, f"rolled back to update {snapshot.update:,}"
+        elif action.kind == "restore":
+            assert self.keeper.last_good is not None
+            self.tally.updates = self.keeper.reload()
+            where = f"restored {self.keeper.last_good}"
+        else:
+            self.stop(verdict, action.reason)
+        self.backoff.start(self.policy.lr_backoff, self.policy.lr_recovery)
+        log.warning("nanproof: %s, learning rate × %g", where, self.backoff.factor)
+
+    def stop(self, verdict: Verdict, reason: str) -> None:
+        """End the run on purpose."""
+        self.run.record(self._no_reading(verdict), verdict, Action(kind="stop", reason=reason))
+        good = self.keeper.last_good
+        self.run.close()
+        raise GuardStop(
+            f"training was stopped at {verdict}: {reason}",
+            hint=f"nanproof diagnose {self.run.path or '.'}"
+            + (f"; the last good checkpoint is {good}" if good else ""),
+        )
+
+    def warn(self, seen: Seen) -> Verdict | None:
+        """Headroom that keeps shrinking, a model that is dead: recorded, never vetoed."""
+        step = seen.reading.step
+        warning = self.trends.headroom(step, dict(seen.headroom)) or self.trends.dead(step, *self.window.medians())
+        if warning is not None:
+            self.note(warning, self.decide(warning), [], None)
+        return warning
+
+    # --- accounts ---------------------------------------------------------------------------------------------
+
+    def after_update(self, reading: Reading) -> None:
+        self.window.add(loss=reading.loss, grad_norm=reading.grad_norm)
+        self.backoff.advance()
+        self.tally.updates += 1
+        if self.ring.due(self.tally.updates):
+            self.ring.take(self.tally.steps, self.tally.updates)
+
+    def finish(self, verdict: Verdict, action: Action, reading: Reading) -> None:
+        self.history = self.history.after(action, verdict.step, self.policy)
+        if not verdict.ok:
+            self.ranks.note(verdict.kind, action.kind, str(verdict.step))
+        self.run.record(reading, verdict, action)
+
+    def note(self, verdict: Verdict, action: Action, facts: Sequence[TensorFacts], batch: Any) -> None:
+        """Keep an incident; that must not fail the run."""
+        try:
+            self.run.incident(verdict, action, facts, self.taps, batch, self.moment)
+        except Exception as error:
+            self.tally.failures.append(f"incident not kept: {type(error).__name__}: {error}")
+            log.error("nanproof: incident at step %d not kept", verdict.step, exc_info=error)
+
+    def _no_reading(self, verdict: Verdict) -> Reading:
+        return Reading(step=verdict.step, loss=math.nan, grad_norm=math.nan, lr=self.training.learning_rate())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "tally": self.tally.state_dict(),
+            "window": self.window.state_dict(),
+            "micro_window": self.micro_window.state_dict(),
+            "history": {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self.history).items()},
+            "backoff": self.backoff.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tally.load_state_dict(state["tally"])
+        self.window.load_state_dict(state["window"])
+        self.micro_window.load_state_dict(state["micro_window"])
+        history: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state["history"].items()}
+        self.history = History(**history)
+        self.backoff.load_state_dict(state["backoff"])

@@ -1,0 +1,94 @@
+"""Under torchrun, over fsspec, and within the memory cap."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint import writers
+from checkpoint.test_hostile import CAP, bare_interpreter
+
+from nanproof.checkpoint import scan, scan_series
+from nanproof.errors import UsageError
+
+
+@pytest.mark.slow
+def test_two_ranks_print_one_report(tmp_path: Path) -> None:
+    writers.series(tmp_path / "run", "hhb")
+    folder = tmp_path / "run" / "final"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    for i in (1, 2):
+        torch.save({f"w{i}": torch.randn(40, 40)}, folder / f"pytorch_model-{i:05}-of-00002.bin")
+    alone = subprocess.run(
+        [sys.executable, "-m", "nanproof", "scan", str(tmp_path / "run"), "--json"], text=True, capture_output=True
+    )
+    both = writers.torchrun("nanproof", "scan", str(tmp_path / "run"), "--json", cwd=tmp_path, module=True)
+    assert both.returncode == alone.returncode == 1
+    assert json.loads(both.stdout)["series"] == json.loads(alone.stdout)["series"]
+
+
+def test_remote_files(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    run = writers.series(tmp_path, "hb")
+    for path in run.iterdir():
+        memory.pipe(f"/run/{path.name}", path.read_bytes())
+    memory.pipe("/run/deep/checkpoint-3/model.safetensors", b"")
+    try:
+        series = scan_series("memory://run")
+        assert {(r.name, r.health) for r in series} == {
+            ("step_0.pt", "healthy"), ("step_1.pt", "corrupt"), ("deep/checkpoint-3", "damaged"),
+        }  # fmt: skip
+        assert [r.name for r in scan_series("memory://run/step_*.pt")] == ["step_0.pt", "step_1.pt"]
+        assert scan(f"file://{run}/step_0.pt").health == "healthy"
+        with pytest.raises(UsageError, match="nothing at memory://none"):
+            scan("memory://none")
+        with pytest.raises(UsageError, match="cannot be reached"):
+            scan("nothing://at/all")
+    finally:
+        memory.rm("/run", recursive=True)
+
+
+MANY = 100_000
+
+
+def many_safetensors(path: Path) -> None:
+    header = {f"layers.{i}.w": {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * i, 64 * i + 64]} for i in range(MANY)}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + torch.randn(MANY * 16).numpy().tobytes())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+def test_a_hundred_thousand_tensors_stay_below_the_cap(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"many.{kind}"
+    if kind == "pt":
+        whole = torch.randn(MANY, 16)
+        torch.save({f"layers.{i}.w": whole[i].clone() for i in range(MANY)}, path)
+    else:
+        many_safetensors(path)
+    code = (
+        "import resource, sys; from nanproof.checkpoint import scan; r = scan(sys.argv[1]);"
+        "print(r.health, len(r), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(path)], text=True, capture_output=True, check=True)
+    health, count, peak = run.stdout.split()
+    assert (health, int(count)) == ("healthy", MANY)
+    assert int(peak) - bare_interpreter() <= CAP
+    path.unlink()
+
+
+def test_scanning_does_not_import_torch(tmp_path: Path) -> None:
+    writers.series(tmp_path, "b")
+    code = (
+        "import sys; from nanproof.checkpoint import scan; r = scan(sys.argv[1]); assert r.health == 'corrupt';"
+        "assert not {'torch', 'transformers', 'zipfile', 'safetensors'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "step_0.pt")], check=True)

@@ -1,0 +1,237 @@
+"""Several ranks: one verdict everywhere, the origin named, nothing paired wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import on_ranks
+from support.runs import Batch, Net, digest, loss_of, make_batches, seed_everything, with_faults
+from torch import nn
+from torch.distributed._composable.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanproof import Guard, Policy
+
+KINDS = ["nan", "+inf", "-inf", "spike", "grad:nan", "grad:+inf", "grad:-inf", "grad:spike"]
+N, WHERE = 14, 11
+
+
+class Plain(nn.Module):
+    """For FSDP2: no BatchNorm, whose statistics are not sharded but differ per rank anyway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.dropout(torch.relu(self.first(x)), 0.2))
+
+
+def make(kind: str, **options: Any) -> tuple[nn.Module, Any, Guard]:
+    seed_everything()
+    if kind == "ddp":
+        model: nn.Module = DDP(Net())
+    else:
+        model = Plain()
+        fully_shard(model.first)
+        fully_shard(model.last)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(dist.get_rank())  # dropout differs per rank, as in a real run
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    return model, optimizer, Guard(model, optimizer, scheduler=scheduler, max_norm=1.0, window=16, **options)
+
+
+def train(kind: str, batches: list[Batch], **options: Any) -> tuple[str, list[Any], list[torch.Tensor]]:
+    model, optimizer, guard = make(kind, **options)
+    verdicts = [guard.step(lambda b=b: loss_of(model, b), batch=b) for b in batches]
+    weights = [getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for p in model.parameters()]
+    guard.close()
+    return digest(model, [optimizer]), verdicts, weights
+
+
+def all_faults(rank: int, kind: str) -> list[tuple[str, int, bool, Any, Any]]:
+    """Every fault on every rank: is the state that of the clean run, and what was said?"""
+    mine = make_batches(N, seed=rank)
+    clean, verdicts, _ = train(kind, mine)
+    assert all(v.ok for v in verdicts)
+    found = []
+    for where in (0, 1):
+        for fault in KINDS:
+            batches = with_faults(mine, {WHERE: fault if rank == where else "none"})
+            state, verdicts, weights = train(kind, batches)
+            v = verdicts[WHERE]
+            same = all(torch.equal(w, _from_first(w)) for w in weights)
+            found.append((fault, where, state == clean and same, (v.kind, v.level, v.rank), [x.ok for x in verdicts]))
+    return found
+
+
+def _from_first(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.clone()
+    dist.broadcast(copy, 0)
+    return copy
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_fault_on_any_rank_is_vetoed_exactly_on_all(kind: str) -> None:
+    first, second = on_ranks(all_faults, kind)
+    for a, b in zip(first, second, strict=True):
+        fault, where = a[:2]
+        assert a[2], (fault, where, "state of rank 0 differs from the clean run")
+        assert b[2], (fault, where, "state of rank 1 differs from the clean run")
+        assert a[3:] == b[3:], (fault, where, "ranks judged differently")
+        said, level, rank = a[3]
+        assert said == ("spike" if "spike" in fault else "nonfinite")
+        assert level == ("gradient" if "grad" in fault else "loss")
+        if fault != "grad:spike":  # a finite gradient leaves no trace of its origin after the reduction
+            assert rank == where, (fault, where, a[3])
+
+
+def unguarded(rank: int, kind: str) -> bool:
+    """The suite's own check: without the guard the fault on one rank ruins every rank."""
+    mine = make_batches(N, seed=rank)
+    _, _, weights = train(kind, with_faults(mine, {WHERE: "nan" if rank == 1 else "none"}), policy=Policy.observe())
+    return all(bool(torch.isnan(w).any()) for w in weights)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_without_vetoes_the_fault_ruins_every_rank(kind: str) -> None:
+    assert on_ranks(unguarded, kind) == [True, True]
+
+
+def microbatches(rank: int) -> tuple[bool, bool, int]:
+    """Rank 1 drops one of four; the divisor is the global count of good ones: seven."""
+    mine = make_batches(8, seed=rank)
+    options = {"accumulate": 4, "on_bad_microbatch": "microbatch", "policy": Policy(rerun=False)}
+    model, optimizer, guard = make("ddp", **options)
+    batches = list(mine[:4])
+    if rank == 1:
+        batches[2] = Batch(batches[2].x, batches[2].y, "nan")
+    verdicts = [guard.step(lambda b=b: loss_of(model, b)).ok for b in batches]
+    got = [p.detach().clone() for p in model.parameters()]
+    # by hand: the same seven micro-batches, summed over ranks and divided by seven
+    seed_everything()
+    twin = Net()
+    torch.manual_seed(rank)
+    total = None
+    for i, b in enumerate(mine[:4]):
+        if rank == 1 and i == 2:
+            continue
+        grads = torch.autograd.grad(loss_of(twin, b), list(twin.parameters()))
+        total = grads if total is None else [a + g for a, g in zip(total, grads, strict=True)]
+    assert total is not None
+    for p, g in zip(twin.parameters(), total, strict=True):
+        dist.all_reduce(g)
+        p.grad = g / 7
+    nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+    torch.optim.AdamW(twin.parameters(), lr=1e-2).step()
+    close = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(got, twin.parameters(), strict=True))
+    guard.close()
+    return close, all(torch.equal(w, _from_first(w)) for w in got), verdicts.count(True)
+
+
+def test_a_rank_drops_its_own_microbatch_and_the_divisor_is_global() -> None:
+    assert on_ranks(microbatches) == [(True, True, 4), (True, True, 3)]
+
+
+def windows(rank: int) -> tuple[bool, list[bool]]:
+    mine = make_batches(24, seed=rank)
+    clean, _, _ = train("ddp", mine[:16] + mine[20:], accumulate=4)
+    bad = list(mine)
+    if rank == 0:
+        bad[17] = Batch(bad[17].x, bad[17].y, "nan")
+    state, verdicts, _ = train("ddp", bad, accumulate=4)
+    return state == clean, [v.ok for v in verdicts]
+
+
+def test_a_bad_window_is_dropped_on_all_ranks() -> None:
+    for exact, oks in on_ranks(windows):
+        assert exact
+        assert [i for i, ok in enumerate(oks) if not ok] == [19]
+
+
+class Collectives(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "c10d":
+            tensors = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+            self.sizes.append(sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)))
+        return function(*args, **(kwargs or {}))
+
+
+def collectives(rank: int, share: str, bad: bool) -> tuple[int, int, int]:
+    mine = make_batches(6, seed=rank)
+    seed_everything()
+    model: nn.Module = DDP(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def plain(b: Batch) -> None:
+        loss_of(model, b).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for b in mine[:3]:
+        plain(b)  # DDP rebuilds its buckets after the first steps
+    with Collectives() as before:
+        plain(mine[3])
+    guard = Guard(model, optimizer, max_norm=1.0, share=share, policy=Policy(rerun=False))
+    batch = Batch(mine[4].x, mine[4].y, "nan" if bad and rank == 1 else None)
+    with Collectives() as after:
+        ok = guard.step(lambda: loss_of(model, batch)).ok
+    assert ok is not bad
+    guard.close()
+    return len(before.sizes), len(after.sizes), min(after.sizes)
+
+
+def test_one_small_collective_per_step_and_none_when_gradients_carry_it() -> None:
+    for plain, guarded, smallest in on_ranks(collectives, "flags", False):
+        assert guarded == plain + 1
+        assert smallest <= 8
+    for plain, guarded, _ in on_ranks(collectives, "gradients", False):
+        assert guarded == plain
+
+
+def fall_out_of_step(rank: int) -> str:
+    model, _, guard = make("ddp", deadline=20.0, policy=Policy(rerun=False))
+    net = model.module
+    for i, b in enumerate(guard.batches(make_batches(6, seed=rank))):
+        if rank == 1 and i == 2:
+            continue  # the bug: one rank leaves a batch out
+        try:
+            guard.step(lambda b=b: loss_of(net, b))  # no gradient reduction that could hang first
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_a_rank_that_leaves_a_batch_out_is_named_at_once() -> None:
+    first, second = on_ranks(fall_out_of_step, timeout=60)
+    assert first == second
+    assert first.startswith("DesyncError: ranks are out of step at guarded step 3: rank 0 at batch 3, rank 1 at batch 4")
+
+
+def vanish(rank: int) -> str:
+    _, _, guard = make("ddp", deadline=3.0)
+    model = nn.Linear(2, 2)
+    for i in range(4):
+        if rank == 1 and i == 2:
+            return "left"
+        try:
+            guard.step(lambda: model(torch.ones(1, 2)).sum() + sum(p.sum() for p in guard.training.model.module.parameters()))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_a_rank_that_never_comes_is_named_within_the_deadline() -> None:
+    first, second = on_ranks(vanish, timeout=60)
+    assert second == "left"
+    assert first.startswith("DesyncError: rank 0 waited 3 s at guarded step 3 for rank 1")

@@ -1,0 +1,161 @@
+"""Two timings: one host read per step, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.runs import Batch, digest, loss_of, make_batches, seed_everything, with_faults
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanproof import Guard
+from nanproof.errors import UsageError
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what makes the host wait for the device: scalar reads, and copies to the host that are not async."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalars = 0
+        self.copies = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = function._schema.name
+        if name == "aten::_local_scalar_dense":
+            self.scalars += 1
+        blocking = not kwargs.get("non_blocking", args[2] if name == "aten::copy_" and len(args) > 2 else False)
+        if name == "aten::_to_copy" and kwargs.get("device") == torch.device("cpu") and blocking:
+            self.copies += 1
+        if name == "aten::copy_" and blocking and args[0].numel() <= 32:
+            self.copies += 1
+        return function(*args, **kwargs)
+
+
+def make(sync: str, fused: bool = True, **options: Any) -> tuple[nn.Module, Any, Guard]:
+    seed_everything()
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    return model, optimizer, Guard(model, optimizer, scheduler=scheduler, max_norm=1.0, sync=sync, window=16, **options)
+
+
+@pytest.mark.parametrize(("sync", "reads"), [("exact", 50), ("late", 0)])
+def test_host_reads_over_fifty_steps(sync: str, reads: int) -> None:
+    model, _, guard = make(sync)
+    batches = make_batches(52)
+    for b in batches[:2]:
+        guard.step(lambda b=b: loss_of(model, b))
+    with HostReads() as counted:
+        for b in batches[2:]:
+            guard.step(lambda b=b: loss_of(model, b))
+    assert (counted.scalars, counted.copies) == (reads, 0)
+
+
+def test_the_count_sees_what_a_naive_check_costs() -> None:
+    model, _, _ = make("exact")
+    loss_of(model, make_batches(1)[0]).backward()
+    with HostReads() as counted:
+        for p in model.parameters():
+            assert p.grad is not None
+            bool(torch.isfinite(p.grad).all())
+    assert counted.scalars == len(list(model.parameters()))
+
+
+def final(model: nn.Module, optimizer: Any, guard: Guard, batches: list[Batch]) -> str:
+    for b in batches:
+        guard.step(lambda b=b: loss_of(model, b))
+    guard.close()
+    return digest(model, [optimizer], *guard.training.schedulers)
+
+
+@pytest.mark.parametrize("kind", ["nan", "+inf", "-inf", "spike", "grad:nan", "grad:+inf", "grad:spike"])
+def test_late_is_exact_where_it_says_so(kind: str) -> None:
+    """Parameters, moments, step counters, buffers, LR and schedule; there is no dropout here."""
+    clean = make_batches(20)
+    reference = final(*make("late"), clean)
+    assert final(*make("exact"), clean) == reference
+    assert final(*make("late"), with_faults(clean, {14: kind})) == reference
+    assert final(*make("late"), with_faults(clean, {14: kind, 15: kind, 19: kind})) == reference
+
+
+def test_late_accounts_a_step_later() -> None:
+    model, _, guard = make("late")
+    batches = with_faults(make_batches(10), {5: "nan"})
+    for b in batches[:6]:
+        guard.step(lambda b=b: loss_of(model, b))
+    assert guard.tally.actions["skip"] == 0
+    guard.step(lambda: loss_of(model, batches[6]))
+    assert guard.tally.actions["skip"] == 1
+    guard.close()
+    assert guard.tally.updates == 6
+
+
+def test_late_with_a_scaler_needs_no_host_read_either() -> None:
+    seed_everything()
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    guard = Guard(model, optimizer, scaler=scaler, sync="late")
+    guard.step(lambda: loss_of(model, make_batches(1)[0]))
+    before = [p.detach().clone() for p in model.parameters()]
+    bad = with_faults(make_batches(1), {0: "nan"})[0]
+    with HostReads() as counted:
+        guard.step(lambda: loss_of(model, bad))
+    assert counted.scalars == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fused": False}, r"AdamW cannot\. Next: build it with fused=True"),
+        ({"ema": torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))}, "cannot hold back an averaged model"),
+        ({"accumulate": 2, "on_bad_microbatch": "microbatch"}, "dropping single micro-batches needs"),
+    ],
+)
+def test_late_refuses_what_it_cannot_keep(change: dict[str, Any], words: str) -> None:
+    fused = change.pop("fused", True)
+    with pytest.raises(UsageError, match=words):
+        make("late", fused=fused, **change)
+
+
+def extra_ops(sync: str) -> int:
+    """Operations that the guard adds to a step that clips anyway."""
+
+    class Ops(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    batches = make_batches(3)
+    model, optimizer, guard = make(sync)
+    scheduler = guard.training.schedulers[0]
+    guard.step(lambda: loss_of(model, batches[0]))
+    with Ops() as guarded:
+        guard.step(lambda: loss_of(model, batches[1]))
+    with Ops() as plain:
+        loss_of(model, batches[2]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return guarded.count - plain.count
+
+
+def test_the_guard_adds_a_handful_of_operations() -> None:
+    """It does not grow with the model: buffers are one foreach copy, the rest is a few scalars."""
+    assert extra_ops("exact") <= 14
+    assert extra_ops("late") <= 18
+
+
+def test_a_tensor_is_returned_unchanged() -> None:
+    t = Tensor([1.0])
+    from nanproof import tap
+
+    assert tap("x", t) is t

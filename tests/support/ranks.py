@@ -1,0 +1,60 @@
+"""Runs a function on several ranks with gloo on this machine, bounded in time, and collects what each returns."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch.multiprocessing as mp
+
+
+def _main(fn: Callable[..., Any], rank: int, world: int, store: str, args: tuple[Any, ...], results: Any) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    try:
+        results.put((rank, True, fn(rank, *args)))
+    except BaseException as error:
+        results.put((rank, False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    finally:
+        try:
+            dist.destroy_process_group()
+        except Exception:
+            os._exit(0)
+
+
+def on_ranks(fn: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 120, check: bool = True) -> list[Any]:
+    """What ``fn(rank, *args)`` returns on every rank; with ``check=False`` errors are returned as text."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = os.path.join(folder, "store")  # noqa: PTH118
+        workers = [
+            context.Process(target=_main, args=(fn, r, world, store, args, results), daemon=True) for r in range(world)
+        ]
+        for worker in workers:
+            worker.start()
+        found: dict[int, tuple[bool, Any]] = {}
+        try:
+            while len(found) < world:
+                rank, ok, value = results.get(timeout=timeout)
+                found[rank] = (ok, value)
+                if not ok and check:
+                    break
+        except queue.Empty:
+            raise AssertionError(f"ranks {sorted(set(range(world)) - set(found))} gave no answer in {timeout} s") from None
+        finally:
+            for worker in workers:
+                worker.join(timeout=10)
+                if worker.is_alive():
+                    worker.kill()
+    for rank, (ok, value) in found.items():
+        assert ok or not check, f"rank {rank}: {value}"
+    return [found[r][1] for r in sorted(found)]
