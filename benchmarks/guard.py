@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import statistics
 import tempfile
 import time
 import warnings
@@ -16,29 +17,43 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure import Ratio, Times, count, cpu_seconds, interleave, ratio
+from measure import Ratio, Times, count, cpu_seconds, interleave, ratio, surplus, together
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nanproof import Guard
 
-LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT, BATCH = 4, 256, 4, 8192, 64, 2
-MAX_NORM = 1.0
-STEP_FIGURE, SNAPSHOT_FIGURE, INTERVAL = 1.02, 3.5, 200
+LAYERS, HEADS, CONTEXT, BATCH = 4, 4, 64, 2
+PACKAGES = ("torch", "transformers", "lightning")
+STEP_FIGURE, SNAPSHOT_FIGURE, INTERVAL = 1.02, 0.035, 200
 Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large a model is; ``max_norm`` is small enough that every step is clipped."""
+
+    width: int
+    vocabulary: int
+    max_norm: float
+
+
+FULL = Size(width=256, vocabulary=8192, max_norm=1.0)
+SMALL = Size(width=8, vocabulary=16, max_norm=0.01)
+"""As many tensors as FULL, almost no arithmetic: what is left is the work per operation and per step."""
 
 
 class Block(nn.Module):
     """A transformer block as in GPT-2."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(approximate="tanh"), nn.Linear(4 * WIDTH, WIDTH))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        split = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
+        split = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1))
         q, k, v = split.movedim(-3, 0).transpose(-2, -3)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(-2, -3).flatten(-2))
@@ -48,11 +63,11 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A small GPT-2: learned positions, tied output, no dropout, so that all variants compute the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.tokens, self.positions = nn.Embedding(size.vocabulary, size.width), nn.Embedding(CONTEXT, size.width)
+        self.blocks = nn.Sequential(*(Block(size.width) for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(size.width)
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
@@ -63,14 +78,14 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
-def make_batches(n: int = 32) -> list[Batch]:
-    text = torch.randint(VOCABULARY, (n, BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(1))
+def make_batches(size: Size, n: int = 32) -> list[Batch]:
+    text = torch.randint(size.vocabulary, (n, BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(1))
     return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in text]
 
 
-def make_run(fused: bool = False) -> tuple[Transformer, torch.optim.Optimizer]:
+def make_run(size: Size, fused: bool = False) -> tuple[Transformer, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Transformer()
+    model = Transformer(size)
     # foreach is what torch picks by itself on a GPU; on a CPU it is the faster of the two that are not fused
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused, foreach=not fused)
 
@@ -84,10 +99,12 @@ class Loop:
     guard: Guard | None = None
 
 
-def plain(*, fused: bool = False, check: bool = False, anomaly: bool = False, debug: bool = False) -> Loop:
+def plain(
+    size: Size = FULL, *, fused: bool = False, check: bool = False, anomaly: bool = False, debug: bool = False
+) -> Loop:
     """The usual loop; or with a hand-written check, under detect_anomaly, or under Hugging Face's debugger."""
-    model, optimizer = make_run(fused)
-    parameters, batches = list(model.parameters()), itertools.cycle(make_batches())
+    model, optimizer = make_run(size, fused)
+    parameters, batches = list(model.parameters()), itertools.cycle(make_batches(size))
     if debug:
         from transformers.debug_utils import DebugUnderflowOverflow
 
@@ -98,18 +115,18 @@ def plain(*, fused: bool = False, check: bool = False, anomaly: bool = False, de
         with torch.autograd.detect_anomaly() if anomaly else contextlib.nullcontext():
             model(x, y).backward()
         if not check or all(torch.isfinite(p.grad).all() for p in parameters if p.grad is not None):
-            nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+            nn.utils.clip_grad_norm_(parameters, size.max_norm)
             optimizer.step()
         optimizer.zero_grad()
 
     return Loop(step=step, model=model)
 
 
-def guarded(folder: Path, *, fused: bool = False, **options: Any) -> Loop:
+def guarded(folder: Path, size: Size = FULL, *, fused: bool = False, **options: Any) -> Loop:
     """The loop of the documentation, with every default and a run folder."""
-    model, optimizer = make_run(fused)
-    guard = Guard(model, optimizer, max_norm=MAX_NORM, run_dir=folder, **options)
-    batches = guard.batches(itertools.cycle(make_batches()))
+    model, optimizer = make_run(size, fused)
+    guard = Guard(model, optimizer, max_norm=size.max_norm, run_dir=folder, **options)
+    batches = guard.batches(itertools.cycle(make_batches(size)))
 
     def step() -> None:
         x, y = next(batches)
@@ -128,7 +145,7 @@ class Trainer:
         import lightning
 
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # it greets, warns and advises at length
-        net, optimizer = make_run()
+        net, optimizer = make_run(FULL)
 
         class Module(lightning.LightningModule):
             def __init__(self) -> None:
@@ -149,9 +166,9 @@ class Trainer:
 
         self._clock = Clock()
         self._module = Module()
-        self._batches = itertools.cycle(make_batches())
+        self._batches = itertools.cycle(make_batches(FULL))
         self._trainer = lightning.Trainer(
-            accelerator="cpu", max_epochs=0, gradient_clip_val=MAX_NORM, detect_anomaly=anomaly, logger=False,
+            accelerator="cpu", max_epochs=0, gradient_clip_val=FULL.max_norm, detect_anomaly=anomaly, logger=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[self._clock],
         )  # fmt: skip
 
@@ -170,6 +187,8 @@ class Trainer:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
+    """One variant over its plain twin: time, and what it adds to a step in operations and host reads."""
+
     name: str
     over: str
     ratio: Ratio
@@ -177,64 +196,101 @@ class Row:
     reads: int
 
     def __str__(self) -> str:
-        return f"| {self.name} | {self.over} | {self.ratio} | {self.ops:+,} | {self.reads:+,} |"
+        r = self.ratio
+        spread = f"{r.low:.2f}–{r.high:.2f}"
+        return f"| {self.name} | {self.over} | {r.show('{:.3f}')} | {spread} | {self.ops:+,} | {self.reads:+,} |"
 
 
-def measure_loops(folder: Path, seconds: float) -> tuple[list[Row], Ratio]:
-    """The guard and the hand-written check, in many rounds; and one snapshot over one plain step."""
-    loops = {
-        "plain": plain(),
-        "the same once more": plain(),
-        "nanproof, exact, snapshots off": guarded(folder / "off", snapshot_every=None),
-        "nanproof, exact": guarded(folder / "exact"),
-        "`isfinite` on every gradient, by hand": plain(check=True),
-        "plain, fused": plain(fused=True),
-        "nanproof, late": guarded(folder / "late", fused=True, sync="late"),
-    }
-    guard = loops["nanproof, exact"].guard
-    assert guard is not None
-    runs = {name: partial(cpu_seconds, loop.step) for name, loop in loops.items()}
-    snap = partial(guard._post.ring.take, guard.tally.steps, guard.tally.updates)
-    times = interleave({**runs, "snapshot": partial(cpu_seconds, snap)}, seconds=seconds, warmup=4)
-    counts = {name: count(loop.step) for name, loop in loops.items()}
-    for name, loop in loops.items():
-        if loop.guard is not None:
-            loop.guard.close()
-            assert loop.guard.tally.clean, loop.guard.summary()
-            twin = loops["plain, fused" if "late" in name else "plain"].model
-            same = all(torch.equal(a, b) for a, b in zip(loop.model.parameters(), twin.parameters(), strict=True))
-            print(name, "same weights as plain:", same)
-    rows = [
-        make_row(times, counts, name, "plain, fused" if "late" in name else "plain")
-        for name in loops
-        if not name.startswith("plain")
-    ]
-    return rows, ratio(times, "snapshot", "plain")
-
-
-def measure_peers(seconds: float) -> list[Row]:
-    """What people switch on instead; these cost much, so fewer rounds do."""
-    loops = {
-        "plain": plain(),
-        "`torch.autograd.detect_anomaly`": plain(anomaly=True),
-        "Hugging Face `DebugUnderflowOverflow`": plain(debug=True),
-    }
-    trainers = {
-        "Lightning's Trainer": Trainer(anomaly=False),
-        "Lightning `Trainer(detect_anomaly=True)`": Trainer(anomaly=True),
-    }
-    runs: dict[str, Callable[[], float]] = {name: partial(cpu_seconds, loop.step) for name, loop in loops.items()}
-    runs |= {name: partial(trainer.fit, 2) for name, trainer in trainers.items()}
-    times = interleave(runs, seconds=seconds, warmup=3)
-    counts = {name: count(loop.step) for name, loop in loops.items()}
-    counts |= {name: trainer.count() for name, trainer in trainers.items()}
-    plains = ["plain", "Lightning's Trainer"]
-    return [make_row(times, counts, name, plains["Trainer(" in name]) for name in runs if name not in plains]
+PLAIN, FUSED, LIGHTNING = "plain", "plain, fused", "Lightning's Trainer"
+AGAIN = "plain, a second copy (the noise)"
+EXACT, OFF, LATE = "**nanproof, exact**", "nanproof, exact, snapshots off", "**nanproof, late**"
 
 
 def make_row(times: Times, counts: dict[str, tuple[int, int]], name: str, over: str) -> Row:
     (ops, reads), (plain_ops, plain_reads) = counts[name], counts[over]
     return Row(name=name, over=over, ratio=ratio(times, name, over), ops=ops - plain_ops, reads=reads - plain_reads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the guard costs over plain steps of the full model."""
+
+    rows: list[Row]
+    exact: Ratio
+    """Both guarded loops over both plain ones: between snapshots they do the same, and four disturb less than two."""
+    snapshot: Ratio
+    """One snapshot, with its check, over one plain step."""
+    unit: float
+
+
+def measure_guard(folder: Path, seconds: float) -> Cost:
+    """The guard in both timings, with and without snapshots, and what a snapshot takes."""
+    loops = {
+        PLAIN: plain(),
+        AGAIN: plain(),
+        EXACT: guarded(folder / "exact"),
+        OFF: guarded(folder / "off", snapshot_every=None),
+        FUSED: plain(fused=True),
+        LATE: guarded(folder / "late", fused=True, sync="late"),
+    }
+    guard = loops[EXACT].guard
+    assert guard is not None
+    runs = {name: partial(cpu_seconds, loop.step) for name, loop in loops.items()}
+    snap = partial(guard._post.ring.take, guard.tally.steps, guard.tally.updates)
+    times = interleave({**runs, "snapshot": partial(cpu_seconds, snap)}, seconds=seconds, warmup=4)
+    counts = {name: count(loop.step) for name, loop in loops.items()}
+    twins = {AGAIN: PLAIN, EXACT: PLAIN, OFF: PLAIN, LATE: FUSED}
+    for name in (EXACT, OFF, LATE):
+        check_same(loops[name], loops[twins[name]])
+    pooled = {"guarded": together(times, EXACT, OFF), "plain": together(times, PLAIN, AGAIN)}
+    return Cost(
+        rows=[make_row(times, counts, name, twin) for name, twin in twins.items()],
+        exact=ratio(pooled, "guarded", "plain"),
+        snapshot=ratio(times, "snapshot", PLAIN),
+        unit=statistics.median(times[PLAIN]),
+    )
+
+
+def check_same(loop: Loop, twin: Loop) -> None:
+    """A guarded run that did other work than its plain twin would compare nothing."""
+    assert loop.guard is not None
+    loop.guard.close()
+    assert loop.guard.tally.clean, loop.guard.summary()
+    pairs = zip(loop.model.parameters(), twin.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs), "the guard changed what was trained"
+
+
+def measure_own(folder: Path, seconds: float, unit: float) -> tuple[Ratio, Ratio]:
+    """What the guard does by itself in either timing, in plain steps of the full model: sharper than a ratio."""
+    loops = {
+        PLAIN: plain(SMALL),
+        EXACT: guarded(folder / "exact", SMALL),
+        FUSED: plain(SMALL, fused=True),
+        LATE: guarded(folder / "late", SMALL, fused=True, sync="late"),
+    }
+    runs = {name: partial(cpu_seconds, loop.step) for name, loop in loops.items()}
+    times = interleave(runs, seconds=seconds, warmup=10)
+    for name, twin in ((EXACT, PLAIN), (LATE, FUSED)):
+        check_same(loops[name], loops[twin])
+    return surplus(times, EXACT, PLAIN, unit), surplus(times, LATE, FUSED, unit)
+
+
+def measure_peers(seconds: float) -> list[Row]:
+    """What people do or switch on instead; these cost much, so fewer rounds do."""
+    loops = {
+        PLAIN: plain(),
+        "`isfinite` on every gradient, by hand": plain(check=True),
+        "`torch.autograd.detect_anomaly`": plain(anomaly=True),
+        "Hugging Face `DebugUnderflowOverflow`": plain(debug=True),
+    }
+    trainers = {LIGHTNING: Trainer(anomaly=False), "Lightning `Trainer(detect_anomaly=True)`": Trainer(anomaly=True)}
+    runs: dict[str, Callable[[], float]] = {name: partial(cpu_seconds, loop.step) for name, loop in loops.items()}
+    runs |= {name: partial(trainer.fit, 2) for name, trainer in trainers.items()}
+    times = interleave(runs, seconds=seconds, warmup=3)
+    counts = {name: count(loop.step) for name, loop in loops.items()}
+    counts |= {name: trainer.count() for name, trainer in trainers.items()}
+    twins = {name: LIGHTNING if name in trainers else PLAIN for name in runs if name not in (PLAIN, LIGHTNING)}
+    return [make_row(times, counts, name, twin) for name, twin in twins.items()]
 
 
 @contextlib.contextmanager
@@ -251,11 +307,36 @@ def quiet() -> Iterator[None]:
 
 
 def report() -> str:
-    """Measure everything; the tables in Markdown."""
+    """Measure everything, in less than three minutes; the tables in Markdown."""
     with quiet(), tempfile.TemporaryDirectory() as folder:
-        rows, snapshot = measure_loops(Path(folder), seconds=100.0)
-        peers = measure_peers(seconds=40.0)
-    for row in rows + peers:
-        print(row)
-    print(snapshot, snapshot.median / INTERVAL * 100)
-    return ""
+        cost = measure_guard(Path(folder, "full"), seconds=92.0)
+        own, own_late = measure_own(Path(folder, "small"), seconds=12.0, unit=cost.unit)
+        peers = measure_peers(seconds=35.0)
+    parameters = sum(p.numel() for p in Transformer(FULL).parameters())
+    per_step = cost.snapshot.times(1 / INTERVAL)
+    figures = [
+        ("guarded / plain step, exact", f"≤ {STEP_FIGURE}", cost.exact.show("{:.3f}"), cost.exact.verdict(STEP_FIGURE)),
+        (
+            f"a snapshot, spread over its {INTERVAL} steps", f"≤ {SNAPSHOT_FIGURE:.1%}", per_step.show("{:.2%}"),
+            per_step.verdict(SNAPSHOT_FIGURE),
+        ),
+        ("the guard's own work, exact", "", own.show("{:.2%}"), ""),
+        ("the guard's own work, late", "", own_late.show("{:.2%}"), ""),
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            f"{parameters / 1e6:.1f}M parameters; {cost.exact.rounds} rounds, {peers[0].ratio.rounds} for the peers.",
+            "",
+            "| step | over | median | quartiles | extra operations | extra host reads |",
+            "|---|---|---|---|---|---|",
+            *(str(row) for row in cost.rows + peers),
+            "",
+            "| figure | to reach | measured | |",
+            "|---|---|---|---|",
+            *(f"| {' | '.join(cells)} |" for cells in figures),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(report())

@@ -7,10 +7,11 @@ waiting for a core is not counted.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +23,29 @@ Times = Mapping[str, list[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One variant over another: the median of the rounds' ratios, and their quartiles."""
+    """One number per round, summed up: the median, the quartiles, and how sure the median is."""
 
     median: float
     low: float
     high: float
+    rounds: int
 
-    def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.3f}–{self.high:.3f})"
+    @property
+    def margin(self) -> float:
+        """Half of a 95 % interval for the median, as the notch of a box plot shows it."""
+        return 1.57 * (self.high - self.low) / math.sqrt(self.rounds)
+
+    def show(self, form: str) -> str:
+        return f"{form.format(self.median)} ± {form.format(self.margin)}"
+
+    def times(self, factor: float) -> Ratio:
+        return Ratio(median=self.median * factor, low=self.low * factor, high=self.high * factor, rounds=self.rounds)
+
+    def verdict(self, figure: float) -> str:
+        """Whether the median stays below a figure, and whether the noise leaves a doubt."""
+        if self.median > figure:
+            return "**not reached**"
+        return "reached" if self.median + self.margin <= figure else "reached, though the interval goes beyond it"
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
@@ -57,10 +73,25 @@ def interleave(
     return times
 
 
+def summed(values: Iterable[float]) -> Ratio:
+    numbers = list(values)
+    low, median, high = statistics.quantiles(numbers, n=4)
+    return Ratio(median=median, low=low, high=high, rounds=len(numbers))
+
+
 def ratio(times: Times, name: str, over: str) -> Ratio:
     """How much longer one variant took than another, round by round."""
-    low, median, high = statistics.quantiles([a / b for a, b in zip(times[name], times[over], strict=True)], n=4)
-    return Ratio(median=median, low=low, high=high)
+    return summed(a / b for a, b in zip(times[name], times[over], strict=True))
+
+
+def together(times: Times, *names: str) -> list[float]:
+    """Several copies of one variant as one, round by round: less noise."""
+    return [sum(turn) for turn in zip(*(times[name] for name in names), strict=True)]
+
+
+def surplus(times: Times, name: str, over: str, unit: float) -> Ratio:
+    """How many ``unit`` one variant took more than another, round by round."""
+    return summed((a - b) / unit for a, b in zip(times[name], times[over], strict=True))
 
 
 class Ops(TorchDispatchMode):

@@ -98,7 +98,8 @@ def main() -> None:
         incident = sorted((run_dir / "incidents").iterdir())[0]
         record = json.loads((incident / "incident.json").read_text())
         print(f"   first incident: {sorted(p.name for p in incident.iterdir())}")
-        print(f"   verdict: {record['verdict']['kind']} {record['verdict']['level']}, origin: {record['verdict']['origin']}\n")
+        verdict = record["verdict"]
+        print(f"   verdict: {verdict['kind']} {verdict['level']}, origin: {verdict['origin']}\n")
         print("3. The cause repaired: ops.masked_mean in place of sum / count.")
         rows["repaired"] = train(guarded=True, safe=True, run_dir=Path(folder) / "repaired")
         print("   nothing to veto.\n")

@@ -14,7 +14,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    """The Python of a page; sessions with >>> are run as doctests where they belong."""
+    found = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    return [b for b in found if not b.startswith(">>>")]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)

@@ -118,15 +118,26 @@ def _lying_headers(rng: random.Random, good: Bases) -> Iterator[Case]:
         return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
     lies = {
-        "beyond": {"a": entry(offsets=(0, 128), shape=(32,))}, "short": {"a": entry(offsets=(0, 32), shape=(8,))},
-        "overlap": {"a": entry(), "b": entry(offsets=(32, 64), shape=(8,))}, "swapped": {"a": entry(offsets=(64, 0))},
-        "negative": {"a": entry(offsets=(-64, 0))}, "dtype": {"a": entry(dtype="F33")}, "shape": {"a": entry(shape=(5, 4))},
-        "minus": {"a": entry(shape=(-4, -4))}, "huge": {"a": entry(shape=(1 << 40, 1 << 40))}, "float": {"a": entry(shape=(4.0, 4))},
-        "nested": {"a": {"b": entry()}}, "string": {"a": "F32"}, "list": {"a": [1, 2]}, "number": {"a": 1},
-        "extra": {"a": entry() | {"more": 1}}, "missing": {"a": {"dtype": "F32", "shape": [4, 4]}},
+        "beyond": {"a": entry(offsets=(0, 128), shape=(32,))},
+        "short": {"a": entry(offsets=(0, 32), shape=(8,))},
+        "overlap": {"a": entry(), "b": entry(offsets=(32, 64), shape=(8,))},
+        "swapped": {"a": entry(offsets=(64, 0))},
+        "negative": {"a": entry(offsets=(-64, 0))},
+        "dtype": {"a": entry(dtype="F33")},
+        "shape": {"a": entry(shape=(5, 4))},
+        "minus": {"a": entry(shape=(-4, -4))},
+        "huge": {"a": entry(shape=(1 << 40, 1 << 40))},
+        "float": {"a": entry(shape=(4.0, 4))},
+        "nested": {"a": {"b": entry()}},
+        "string": {"a": "F32"},
+        "list": {"a": [1, 2]},
+        "number": {"a": 1},
+        "extra": {"a": entry() | {"more": 1}},
+        "missing": {"a": {"dtype": "F32", "shape": [4, 4]}},
         "gap": {"a": entry(offsets=(0, 16), shape=(4,)), "b": entry(offsets=(32, 64), shape=(8,))},
-        "metadata": {"__metadata__": {"a": {"b": "c"}}, "x": 1}, "true": {"a": entry(offsets=(0, True))},
-    }  # fmt: skip
+        "metadata": {"__metadata__": {"a": {"b": "c"}}, "x": 1},
+        "true": {"a": entry(offsets=(0, True))},
+    }
     for name, header in lies.items():
         yield f"lie-{name}.safetensors", _safetensors(json.dumps(header)), True
     one = json.dumps({"a": entry()})[1:-1]
@@ -254,7 +265,7 @@ def _zips(good: Bases) -> Iterator[Case]:
             (16, (1 << 61, 1 << 61), (1, 1), 0),
             (15, (4,), (1,), 0),
             (16, (1 << 70,), (1,), 0),
-        ]  # fmt: skip
+        ]
     ):
         data = _zip(
             [("archive/data.pkl", _storage_pickle(numel, shape, stride, offset)), ("archive/data/0", bytes(64))]
@@ -272,23 +283,32 @@ def _hostile_pickles(canary: Path) -> Iterator[Case]:
     code = b"X" + struct.pack("<I", len(code)) + code
     short = lambda s: b"\x8c" + bytes([len(s)]) + s  # noqa: E731
     attacks = {
-        "system": b"\x80\x02cos\nsystem\n" + text + b"\x85R.", "posix": b"\x80\x02cposix\nsystem\n" + text + b"\x85R.",
-        "eval": b"\x80\x02cbuiltins\neval\n" + code + b"\x85R.", "exec": b"\x80\x02c__builtin__\nexec\n" + code + b"\x85R.",
+        "system": b"\x80\x02cos\nsystem\n" + text + b"\x85R.",
+        "posix": b"\x80\x02cposix\nsystem\n" + text + b"\x85R.",
+        "eval": b"\x80\x02cbuiltins\neval\n" + code + b"\x85R.",
+        "exec": b"\x80\x02c__builtin__\nexec\n" + code + b"\x85R.",
         "stack": b"\x80\x04" + short(b"os") + short(b"system") + b"\x93" + text + b"\x85R.",
         "newobj": b"\x80\x02csubprocess\nPopen\n" + text + b"\x85\x81.",
         "newobj-ex": b"\x80\x04csubprocess\nPopen\n" + text + b"\x85}X\5\0\0\0shell\x88s\x92.",
         "build": b"\x80\x02cos\nsystem\n)R}X\x0c\0\0\0__setstate__cos\nsystem\nsb" + text + b"b.",
-        "inst": b"(" + text + b"ios\nsystem\n.", "obj": b"(cos\nsystem\n" + text + b"o.",
-        "ext": b"\x80\x02\x82\x01" + text + b"\x85R.", "persid": b"\x80\x02P" + path + b"\n.",
+        "inst": b"(" + text + b"ios\nsystem\n.",
+        "obj": b"(cos\nsystem\n" + text + b"o.",
+        "ext": b"\x80\x02\x82\x01" + text + b"\x85R.",
+        "persid": b"\x80\x02P" + path + b"\n.",
         "getattr": b"\x80\x02cbuiltins\ngetattr\n(cos\n__dict__\nX\6\0\0\0systemtR" + text + b"\x85R.",
         "load": b"\x80\x02ctorch.storage\n_load_from_bytes\nB" + struct.pack("<I", 4) + b"junk\x85R.",
         "nested-load": b"\x80\x02ctorch\nload\n" + text + b"\x85R.",
         "numpy": b"\x80\x02cnumpy.testing._private.utils\nrunstring\n(" + code + b"}tR.",
-        "dict": b"\x80\x02}cos\nsystem\n" + text + b"\x85Rs.", "appends": b"\x80\x02cos\nsystem\n)R(" + text + b"e.",
-    }  # fmt: skip
+        "dict": b"\x80\x02}cos\nsystem\n" + text + b"\x85Rs.",
+        "appends": b"\x80\x02cos\nsystem\n)R(" + text + b"e.",
+    }
     for name, data in attacks.items():
         yield f"attack-{name}.pt", data, True
         yield f"attack-{name}-zip.pt", _zip([("archive/data.pkl", data), ("archive/data/0", bytes(4))]), True
+        good = _storage_pickle(16, (4, 4), (4, 1))[:-1]  # beside a tensor that is perfectly fine
+        hidden = good + b"X\1\0\0\0h" + data.removeprefix(b"\x80\x02").removeprefix(b"\x80\x04")[:-1] + b"s."
+        numbers = struct.pack("<16f", *range(16))
+        yield f"attack-{name}-hidden.pt", _zip([("archive/data.pkl", hidden), ("archive/data/0", numbers)]), True
     bombs = {
         "lists": b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".",
         "tuples": b"\x80\x02)" + b"\x85" * 1_000_000 + b".",
@@ -296,20 +316,30 @@ def _hostile_pickles(canary: Path) -> Iterator[Case]:
         "dicts": b"\x80\x02" + b"}K\1" * 200_000 + b"N" + b"s" * 200_000 + b".",
         "marks": b"\x80\x02" + b"(" * 1_000_000 + b"t" * 1_000_000 + b".",
         "inert": b"\x80\x02" + b"ca\nb\n" * 200_000 + b")" + b"\x81\x85" * 200_000 + b".",
-        "laughs": b"\x80\x02]q\0" + b"".join(
-            b"](" + (b"h" + bytes([i])) * 10 + b"eq" + bytes([i + 1]) for i in range(200)
-        ) + b".",
-        "memo": b"\x80\x02]r\xff\xff\xff\xffj\xff\xff\xff\xff\x86.", "memoize": b"\x80\x04]" + b"\x94" * 1_000_000 + b".",
-        "empty-lists": b"\x80\x02(" + b"]" * 2_000_000 + b"l.", "dups": b"\x80\x02](" + b"h\0" * 2_000_000 + b"l.",
-        "dup": b"\x80\x02(]" + b"2" * 3_000_000 + b"l.", "floats": b"\x80\x02(" + (b"G" + bytes(8)) * 3_000_000 + b"l.",
+        "laughs": b"\x80\x02]q\0"
+        + b"".join(b"](" + (b"h" + bytes([i])) * 10 + b"eq" + bytes([i + 1]) for i in range(200))
+        + b".",
+        "memo": b"\x80\x02]r\xff\xff\xff\xffj\xff\xff\xff\xff\x86.",
+        "memoize": b"\x80\x04]" + b"\x94" * 1_000_000 + b".",
+        "empty-lists": b"\x80\x02(" + b"]" * 2_000_000 + b"l.",
+        "dups": b"\x80\x02](" + b"h\0" * 2_000_000 + b"l.",
+        "dup": b"\x80\x02(]" + b"2" * 3_000_000 + b"l.",
+        "floats": b"\x80\x02(" + (b"G" + bytes(8)) * 3_000_000 + b"l.",
         "long": b"\x80\x02\x8b" + struct.pack("<I", 10_000_000) + b"\x7f" * 10_000_000 + b".",
         "wide-text": b"\x80\x02X" + struct.pack("<I", 25_000_004) + b"a" * 25_000_000 + "\U0001f600".encode() + b".",
-        "big-bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.", "frame": b"\x80\x04\x95" + b"\xff" * 8 + b"N.",
+        "big-bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.",
+        "frame": b"\x80\x04\x95" + b"\xff" * 8 + b"N.",
         "globals": b"\x80\x02(" + b"".join(b"cm%d\nn\n" % i for i in range(600_000)) + b"l.",
-        "shared-name": b"\x80\x02}q\1X" + struct.pack("<I", 4_000_000) + b"k" * 4_000_000 + b"q\0"
-            + b"h\1" + b"h\0}s" * 0 + b"0]s.",
-        "self": b"\x80\x02]q\0h\0a.", "self-dict": b"\x80\x02}q\0K\1h\0s.",
-    }  # fmt: skip
+        "shared-name": b"\x80\x02}q\1X"
+        + struct.pack("<I", 4_000_000)
+        + b"k" * 4_000_000
+        + b"q\0"
+        + b"h\1"
+        + b"h\0}s" * 0
+        + b"0]s.",
+        "self": b"\x80\x02]q\0h\0a.",
+        "self-dict": b"\x80\x02}q\0K\1h\0s.",
+    }
     for name, data in bombs.items():
         yield f"bomb-{name}.pt", data, True
         yield f"bomb-{name}-zip.pt", _zip([("archive/data.pkl", data)]), True
@@ -324,8 +354,10 @@ def _hostile_pickles(canary: Path) -> Iterator[Case]:
 def _soup(rng: random.Random) -> Iterator[Case]:
     """Random instructions that often almost fit together."""
     words = [
-        b"]", b"}", b")", b"(", b"t", b"l", b"d", b"a", b"e", b"s", b"u", b"R", b"b", b"\x81", b"\x85", b"\x86", b"\x87",
-        b"N", b"\x88", b"\x89", b"K\5", b"M\5\1", b"J\1\2\3\4", b"G" + bytes(8), b"X\2\0\0\0ab", b"C\2ab", b"q\1", b"h\1",
+        b"]", b"}", b")", b"(", b"t", b"l", b"d", b"a", b"e", b"s", b"u", b"R", b"b", b"\x81", b"\x85", b"\x86",
+        b"\x87", b"N", b"\x88", b"\x89", b"K\5", b"M\5\1", b"J\1\2\3\4",
+        b"G" + bytes(8), b"X\2\0\0\0ab", b"C\2ab",
+        b"q\1", b"h\1",
         b"\x94", b"0", b"1", b"2", b"Q", b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
         b"ctorch\nFloatStorage\n", b"ctorch._utils\n_rebuild_parameter\n", b"ctorch._tensor\n_rebuild_from_type_v2\n",
         b"cnumpy.core.multiarray\n_reconstruct\n", b"\x8f", b"\x90", b"\x91", b"\x93", b"\x92", b"X\7\0\0\0storage",
@@ -358,9 +390,9 @@ def write_corpus(folder: Path, seed: int, good: Bases, canary: Path) -> dict[str
         (folder / unique).write_bytes(data)
         must[unique] = bad
     (folder / "folder.pt").mkdir()
-    os.symlink("loop-b.pt", folder / "loop-a.pt")
-    os.symlink("loop-a.pt", folder / "loop-b.pt")
-    os.symlink("nowhere.pt", folder / "dangling.pt")
+    (folder / "loop-a.pt").symlink_to("loop-b.pt")
+    (folder / "loop-b.pt").symlink_to("loop-a.pt")
+    (folder / "dangling.pt").symlink_to("nowhere.pt")
     os.mkfifo(folder / "pipe.pt")
     for name in ("folder.pt", "loop-a.pt", "dangling.pt", "pipe.pt"):
         must[name] = True
@@ -382,7 +414,7 @@ def write_corpus(folder: Path, seed: int, good: Bases, canary: Path) -> dict[str
         must[sharded.name] = True
     looped = folder / "run-loop"
     looped.mkdir()
-    os.symlink(".", looped / "again")
+    (looped / "again").symlink_to(".")
     (looped / "x.pt").write_bytes(b"")
     must["run-loop"] = True
     for i, data in enumerate((b"", EMPTY, b"\x80\x02}", good.zip)):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint import writers
 
+from checkpoint import writers
 from nanproof.checkpoint import scan
 from nanproof.checkpoint.against import Comparison, compare
 from nanproof.checkpoint.config import differences, load_config
@@ -44,7 +44,9 @@ def test_what_should_have_moved(tmp_path: Path) -> None:
     new["model"]["4.weight"] = old["model"]["4.weight"]
     found = compared(new, old, tmp_path)
     assert (found.stuck, found.should_move, found.ok) == (("model.4.weight",), True, False)
-    frozen = compared({"a": torch.ones(3), "lora": torch.ones(3)}, {"a": torch.ones(3), "lora": torch.zeros(3)}, tmp_path)
+    frozen = compared(
+        {"a": torch.ones(3), "lora": torch.ones(3)}, {"a": torch.ones(3), "lora": torch.zeros(3)}, tmp_path
+    )
     assert (frozen.stuck, frozen.should_move, frozen.ok) == (("a",), False, True)
     assert not compared(old, old, tmp_path).ok  # nothing moved at all
 
@@ -72,7 +74,10 @@ def test_the_rate_that_would_be_restored(tmp_path: Path) -> None:
 
 
 def test_betas_and_warm_up(tmp_path: Path) -> None:
-    state = {"optimizer": {"param_groups": [{"lr": 1.0, "betas": (0.9, 0.999)}]}, "scheduler": {"base_lrs": [1.0], "warmup_steps": 10}}
+    state = {
+        "optimizer": {"param_groups": [{"lr": 1.0, "betas": (0.9, 0.999)}]},
+        "scheduler": {"base_lrs": [1.0], "warmup_steps": 10},
+    }
     torch.save(state | {"w": torch.randn(2)}, tmp_path / "a.pt")
     (tmp_path / "c.json").write_text('{"lr": 1, "optim": {"betas": [0.9, 0.95]}, "scheduler": {"warmup_steps": 2000}}')
     found = differences(scan(tmp_path / "a.pt").settings, load_config(str(tmp_path / "c.json")))
@@ -87,12 +92,17 @@ BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("laughs.yaml", BOMB, "unfolds to too many values"), ("deep.yaml", "[" * 5000, "nested"),
-        ("deep.json", "[" * 100_000, "not JSON"), ("list.yaml", "- 1\n- 2\n", "not a mapping"), ("text.yml", "hello", "not a mapping"),
-        ("bad.yaml", "a: [1", "not YAML"), ("tag.yaml", "a: !!python/object/apply:os.system [ls]", "not YAML"), ("bad.json", "{", "not JSON"),
+        ("laughs.yaml", BOMB, "unfolds to too many values"),
+        ("deep.yaml", "[" * 5000, "nested"),
+        ("deep.json", "[" * 100_000, "not JSON"),
+        ("list.yaml", "- 1\n- 2\n", "not a mapping"),
+        ("text.yml", "hello", "not a mapping"),
+        ("bad.yaml", "a: [1", "not YAML"),
+        ("tag.yaml", "a: !!python/object/apply:os.system [ls]", "not YAML"),
+        ("bad.json", "{", "not JSON"),
         ("self.yaml", "a: &a [*a]", "too many values"),
     ],
-)  # fmt: skip
+)
 def test_hostile_configs_get_a_sentence(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(FormatError, match=words):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from checkpoint import writers
 from checkpoint.test_hostile import CAP, bare_interpreter
-
 from nanproof.checkpoint import scan, scan_series
 from nanproof.errors import UsageError
 
@@ -59,7 +59,9 @@ MANY = 100_000
 
 
 def many_safetensors(path: Path) -> None:
-    header = {f"layers.{i}.w": {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * i, 64 * i + 64]} for i in range(MANY)}
+    header = {
+        f"layers.{i}.w": {"dtype": "F32", "shape": [4, 4], "data_offsets": [64 * i, 64 * i + 64]} for i in range(MANY)
+    }
     raw = json.dumps(header, separators=(",", ":")).encode()
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + torch.randn(MANY * 16).numpy().tobytes())
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint import writers
-from checkpoint.writers import INF, NAN
 from safetensors.torch import save_file
 
+from checkpoint import writers
+from checkpoint.writers import INF, NAN
 from nanproof.checkpoint import ScanReport, scan, scan_series
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries that write the files warn about themselves
@@ -69,10 +69,20 @@ def test_torch_files_find_what_torch_finds(way: str, tmp_path: Path) -> None:
     complex_ = torch.zeros(3, 4, dtype=torch.complex64)
     complex_[1, 2] = complex(1, NAN)
     state = {
-        "x": x, "t": x.t(), "rows": x[::5], "gap": x[::2, 2:6], "good_gap": x[:, 2:7][8:], "one": x[20, 1], "deep": deep,
-        "good": x[6:20], "expanded": x[5, 7].expand(3, 3), "complex": complex_, "empty": torch.zeros(0, 3),
-        "strided": torch.as_strided(x, (3, 3), (1, 1), 0), "parameter": torch.nn.Parameter(x[:3]),
-    }  # fmt: skip
+        "x": x,
+        "t": x.t(),
+        "rows": x[::5],
+        "gap": x[::2, 2:6],
+        "good_gap": x[:, 2:7][8:],
+        "one": x[20, 1],
+        "deep": deep,
+        "good": x[6:20],
+        "expanded": x[5, 7].expand(3, 3),
+        "complex": complex_,
+        "empty": torch.zeros(0, 3),
+        "strided": torch.as_strided(x, (3, 3), (1, 1), 0),
+        "parameter": torch.nn.Parameter(x[:3]),
+    }
     WAYS[way](state, tmp_path / "a.pt")
     report = scan(tmp_path / "a.pt")
     seen = {t.name: t for t in report}
@@ -126,7 +136,12 @@ FLOATS = [
 def test_every_float_format(dtype: torch.dtype, way: str, tmp_path: Path) -> None:
     if way == "safetensors" and dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
         pytest.skip("safetensors does not write this format")
-    codes = {torch.float8_e4m3fn: 0x7F, torch.float8_e8m0fnu: 0xFF, torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}
+    codes = {
+        torch.float8_e4m3fn: 0x7F,
+        torch.float8_e8m0fnu: 0xFF,
+        torch.float8_e4m3fnuz: 0x80,
+        torch.float8_e5m2fnuz: 0x80,
+    }
     good = (torch.rand(64, 3) + 0.5).to(dtype)
     bad = good.clone()
     if dtype in codes:
@@ -160,7 +175,10 @@ def test_quantised_scales_are_scanned(tmp_path: Path) -> None:
     report = {t.name: t for t in scan(tmp_path / "good.pt")}
     assert report["w"].state == "not applicable"
     assert report["w.quantizer.1"].state == "finite"
-    torch.save({"w": torch._make_per_channel_quantized_tensor(torch.ones(4, 4).char(), scales, torch.zeros(4).long(), 0)}, tmp_path / "bad.pt")
+    torch.save(
+        {"w": torch._make_per_channel_quantized_tensor(torch.ones(4, 4).char(), scales, torch.zeros(4).long(), 0)},
+        tmp_path / "bad.pt",
+    )
     assert [t.name for t in scan(tmp_path / "bad.pt").bad] == ["w.quantizer.1"]
 
 
@@ -170,6 +188,17 @@ def test_numpy_arrays_inside_a_pickle(tmp_path: Path) -> None:
     facts = {t.name: t for t in report}["stats"].facts
     assert facts is not None
     assert (facts.nan, facts.first_bad) == (1, (0, 1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_storage_that_stands_alone(way: str, tmp_path: Path) -> None:
+    """Nothing that holds numbers is passed over."""
+    storage = torch.tensor([1.0, NAN]).storage()
+    WAYS[way]({"w": torch.randn(3), "raw": storage, "alone": torch.tensor(3.0)}, tmp_path / "a.pt")
+    (bad,) = scan(tmp_path / "a.pt").bad
+    assert (bad.name, bad.shape) == ("raw", (2,))
+    WAYS[way](storage, tmp_path / "b.pt")
+    assert scan(tmp_path / "b.pt").health == "corrupt"
 
 
 def test_a_whole_pickled_module_is_named_like_its_state_dict(tmp_path: Path) -> None:
@@ -195,9 +224,14 @@ def test_hf_trainer(tmp_path: Path) -> None:
     # on a CPU the Trainer makes no scaler; this one is written as it writes it
     torch.save(torch.amp.GradScaler("cpu").state_dict(), folder / "checkpoint-4" / "scaler.pt")
     series = scan_series(folder)
-    assert [(r.name, r.health, r.step) for r in series] == [("checkpoint-2", "healthy", 2), ("checkpoint-4", "healthy", 4)]
+    assert [(r.name, r.health, r.step) for r in series] == [
+        ("checkpoint-2", "healthy", 2),
+        ("checkpoint-4", "healthy", 4),
+    ]
     first, last = series.reports
-    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"} <= set(first.files)
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"} <= set(
+        first.files
+    )
     assert last.settings.scale == 65536.0
     assert first.settings.initial_lr == pytest.approx(1e-4)
     assert first.settings.arguments["adam_epsilon"] == pytest.approx(1e-8)

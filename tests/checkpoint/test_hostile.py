@@ -1,4 +1,4 @@
-"""Thousands of hostile and broken files: a verdict for each, nothing executed, memory bounded, never a false "healthy"."""
+"""Thousands of hostile and broken files: a verdict for each, nothing executed, memory bounded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from checkpoint.corpus import bases, write_corpus
 from checkpoint.writers import gguf_file
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint import writers
 
+from checkpoint import writers
 from nanproof.checkpoint import scan_series
 from nanproof.checkpoint.quarantine import quarantine, undo
 from nanproof.errors import FormatError, UsageError
@@ -69,7 +69,9 @@ def test_undo_refuses_to_overwrite_and_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill", "enospc"])
-@pytest.mark.parametrize("point", [f"{p}:{n}" for p in ("append", "rename", "fsync-dir", "mkdir") for n in (1, 2) if (p, n) != ("mkdir", 2)])
+@pytest.mark.parametrize(
+    "point", [f"{p}:{n}" for p in ("append", "rename", "fsync-dir", "mkdir") for n in (1, 2) if (p, n) != ("mkdir", 2)]
+)
 def test_a_fault_at_any_operation_loses_nothing(point: str, fault: str, tmp_path: Path) -> None:
     run, bad = writers.series(tmp_path / "run", "hbp"), tmp_path / "bad"
     before = tree(run)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint import writers
-from checkpoint.writers import INF, NAN
 from safetensors.torch import load_file, save_file
 
+from checkpoint import writers
+from checkpoint.writers import INF, NAN
 from nanproof.checkpoint import scan
 from nanproof.checkpoint.layout import discover
 from nanproof.checkpoint.repair import Repair, repair
@@ -57,7 +57,13 @@ def test_buffers_moments_and_scale(legacy: bool, tmp_path: Path) -> None:
     for i, moments in state["optimizer"]["state"].items():
         assert i == 4 or all(same(v, fixed["optimizer"]["state"][i][k]) for k, v in moments.items())
     said = "\n".join(result.done)
-    for words in ("1.running_mean", "mean 0, variance 1", "optimizer.state.4.", "back to zero", "loss scale: inf → 65536"):
+    for words in (
+        "1.running_mean",
+        "mean 0, variance 1",
+        "optimizer.state.4.",
+        "back to zero",
+        "loss scale: inf → 65536",
+    ):
         assert words in said
     model, optimizer, _ = writers.trained()
     model.load_state_dict(fixed["model"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint import writers
 
+from checkpoint import writers
 from nanproof.checkpoint import scan, scan_series
 from nanproof.checkpoint.layout import discover
 from nanproof.checkpoint.report import ScanReport
@@ -79,7 +79,11 @@ def test_a_final_model_beside_its_checkpoints(tmp_path: Path) -> None:
     for folder in (tmp_path / "out", tmp_path / "out" / "checkpoint-5", tmp_path / "out" / "checkpoint-10"):
         folder.mkdir()
         save_file({"w": torch.randn(4, 4)}, folder / "model.safetensors")
-    assert [(r.name, len(r)) for r in scan_series(tmp_path / "out")] == [("out", 1), ("checkpoint-5", 1), ("checkpoint-10", 1)]
+    assert [(r.name, len(r)) for r in scan_series(tmp_path / "out")] == [
+        ("out", 1),
+        ("checkpoint-5", 1),
+        ("checkpoint-10", 1),
+    ]
 
 
 def test_temporaries_and_quarantine_are_passed_over(tmp_path: Path) -> None:

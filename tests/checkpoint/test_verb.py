@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint import writers
 from click.testing import CliRunner, Result
 
+from checkpoint import writers
 from nanproof.cli.shell import nanproof
 
 
@@ -133,7 +133,10 @@ def test_interrupted_by_the_user(tmp_path: Path) -> None:
     many_safetensors(tmp_path / "many.safetensors")
     before = sorted(p.name for p in tmp_path.iterdir())
     process = subprocess.Popen(
-        [sys.executable, "-m", "nanproof", "scan", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "nanproof", "scan", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     opened = Path(f"/proc/{process.pid}/fd")
     while process.poll() is None and not any("many" in str(link.resolve()) for link in opened.iterdir()):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint import writers
-from checkpoint.writers import INF, NAN
 from safetensors.torch import save_file
 
+from checkpoint import writers
+from checkpoint.writers import INF, NAN
 from nanproof.checkpoint import ScanReport, scan
 
 
@@ -49,17 +49,31 @@ def test_bad_parameters_are_not_repairable(tmp_path: Path) -> None:
 
 SUSPECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "negative second moment": (
-        lambda s: s["optimizer"]["state"][0]["exp_avg_sq"][0].fill_(-0.5), "optimizer.state.0.exp_avg_sq: a second moment is negative (-0.5)",
+        lambda s: s["optimizer"]["state"][0]["exp_avg_sq"][0].fill_(-0.5),
+        "optimizer.state.0.exp_avg_sq: a second moment is negative (-0.5)",
     ),
-    "absurd parameter": (lambda s: s["model"]["4.weight"][0].fill_(3e7), "model.4.weight: values up to 3e+07 are absurd for a parameter"),
-    "edge of the format": (lambda s: s["model"].update(w=torch.full((3,), 4e4).half()), "within a factor of 2 of the largest float16"),
+    "absurd parameter": (
+        lambda s: s["model"]["4.weight"][0].fill_(3e7),
+        "model.4.weight: values up to 3e+07 are absurd for a parameter",
+    ),
+    "edge of the format": (
+        lambda s: s["model"].update(w=torch.full((3,), 4e4).half()),
+        "within a factor of 2 of the largest float16",
+    ),
     "dead matrix": (lambda s: s["model"]["4.weight"].zero_(), "model.4.weight: is all zero"),
-    "constant matrix": (lambda s: s["model"]["4.weight"].fill_(0.25), "model.4.weight: holds the same number everywhere"),
-    "steps disagree": (lambda s: s["optimizer"]["state"][1]["step"].fill_(9), "step counters of the optimizer disagree: 3 to 9"),
-    "collapsed scale": (
-        lambda s: s.update(scaler=torch.amp.GradScaler("cpu", init_scale=1e-6).state_dict()), "the loss scale has fallen to 1e-06",
+    "constant matrix": (
+        lambda s: s["model"]["4.weight"].fill_(0.25),
+        "model.4.weight: holds the same number everywhere",
     ),
-}  # fmt: skip
+    "steps disagree": (
+        lambda s: s["optimizer"]["state"][1]["step"].fill_(9),
+        "step counters of the optimizer disagree: 3 to 9",
+    ),
+    "collapsed scale": (
+        lambda s: s.update(scaler=torch.amp.GradScaler("cpu", init_scale=1e-6).state_dict()),
+        "the loss scale has fallen to 1e-06",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", SUSPECTS)
@@ -80,7 +94,9 @@ FINE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "zero moments": lambda s: s["optimizer"]["state"][0]["exp_avg_sq"].zero_(),
     "minus zero in a second moment": lambda s: s["optimizer"]["state"][0]["exp_avg_sq"].fill_(-0.0),
     "masks of -Inf": lambda s: s["model"].update(attn_mask=torch.full((4, 4), -INF).triu(1)),
-    "masks of the lowest number": lambda s: s["model"].update(attn_mask=torch.full((4, 4), torch.finfo(torch.float32).min)),
+    "masks of the lowest number": lambda s: s["model"].update(
+        attn_mask=torch.full((4, 4), torch.finfo(torch.float32).min)
+    ),
     "full-range fp8": lambda s: s["model"].update(w8=(torch.randn(64, 64) * 200).to(torch.float8_e4m3fn)),
     "a loop that counts batches": lambda s: s.update(step=50),
 }
@@ -132,9 +148,13 @@ def test_a_flipped_bit_is_damage_unless_fast(tmp_path: Path) -> None:
 def test_tied_weights_that_differ(tmp_path: Path) -> None:
     embedding = torch.randn(8, 4)
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
-    save_file({"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors")
+    save_file(
+        {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors"
+    )
     assert scan(tmp_path).health == "healthy"
-    save_file({"model.embed_tokens.weight": embedding, "lm_head.weight": embedding * 1.01}, tmp_path / "model.safetensors")
+    save_file(
+        {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding * 1.01}, tmp_path / "model.safetensors"
+    )
     report = scan(tmp_path)
     assert report.reasons == ("lm_head.weight and model.embed_tokens.weight are tied in config.json and differ here",)
     assert report.health == "suspect"

@@ -70,9 +70,19 @@ def hf_trainer(folder: Path, **arguments: Any) -> Path:
     )  # fmt: skip
     data = [{"input_ids": torch.randint(3, 32, (8,)), "labels": torch.randint(3, 32, (8,))} for _ in range(16)]
     args = TrainingArguments(
-        output_dir=str(folder), max_steps=4, save_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True,
-        learning_rate=1e-4, warmup_steps=1, disable_tqdm=True, logging_steps=1, dataloader_pin_memory=False, **arguments,
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=4,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        report_to=[],
+        use_cpu=True,
+        learning_rate=1e-4,
+        warmup_steps=1,
+        disable_tqdm=True,
+        logging_steps=1,
+        dataloader_pin_memory=False,
+        **arguments,
+    )
     Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=data).train()
     return folder
 
@@ -99,9 +109,15 @@ def lightning_ckpt(folder: Path) -> Path:
 
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=4)
     trainer = L.Trainer(
-        max_epochs=1, default_root_dir=folder, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        accelerator="cpu", enable_checkpointing=False, callbacks=[EarlyStopping("never", check_on_train_epoch_end=False)],
-    )  # fmt: skip
+        max_epochs=1,
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        callbacks=[EarlyStopping("never", check_on_train_epoch_end=False)],
+    )
     trainer.fit(Module(), data)
     path = folder / "epoch=0-step=4.ckpt"
     trainer.save_checkpoint(path)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.runs import Net, digest, loss_of, make_batches, seed_everything, with_faults
 from torch import nn
 
 from nanproof import Guard, Policy
+from support.runs import Net, digest, loss_of, make_batches, seed_everything, with_faults
 
 
 def make(init_scale: float = 2.0**10, **options: Any) -> tuple[nn.Module, Any, Any, Guard]:

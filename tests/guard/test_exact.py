@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import Batch, digest, loss_of, make_batches, make_run, seed_everything, with_faults
-from support.runs import Net as SmallNet
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from nanproof import Guard, Policy
 from nanproof.errors import UsageError
+from support.runs import Batch, digest, loss_of, make_batches, make_run, seed_everything, with_faults
+from support.runs import Net as SmallNet
 
 o = torch.optim
 OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Any]] = {

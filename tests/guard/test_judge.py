@@ -162,7 +162,9 @@ def test_what_the_policy_may_never_do() -> None:
 
 def test_every_endless_failure_ends() -> None:
     """Whatever is bad for ever, the number of bad steps is bounded."""
-    for origin, means in itertools.product(ORIGINS[2:5], (Means(), Means(snapshot=True), Means(snapshot=True, checkpoint=True))):
+    for origin, means in itertools.product(
+        ORIGINS[2:5], (Means(), Means(snapshot=True), Means(snapshot=True, checkpoint=True))
+    ):
         policy, history = Policy(), History()
         for step in range(10_000):
             verdict = Verdict(kind="nonfinite", step=step, level="loss", origin=origin)  # type: ignore[arg-type]

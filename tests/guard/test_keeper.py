@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import on_ranks
-from support.runs import digest, make_batches, make_run, seed_everything, with_faults
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from nanproof import Guard, Policy, files
 from nanproof.errors import DriftError, FormatError, NonFiniteError, UsageError
+from support.ranks import on_ranks
+from support.runs import digest, make_batches, make_run, seed_everything, with_faults
 
 CLEAN = make_batches(30)
 
@@ -50,7 +50,8 @@ def test_a_corrupt_state_is_refused_and_named(tmp_path: Path) -> None:
     run.guard.save(tmp_path / "good.pt")
     poison(run)
     with pytest.raises(
-        NonFiniteError, match=r"refused to write .*bad\.pt: buffer norm\.running_var \[16\].*1 NaN.*last good .*good\.pt"
+        NonFiniteError,
+        match=r"refused to write .*bad\.pt: buffer norm\.running_var \[16\].*1 NaN.*last good .*good\.pt",
     ):
         run.guard.save(tmp_path / "bad.pt")
     assert not (tmp_path / "bad.pt").exists()
@@ -85,6 +86,25 @@ def test_resume_from_a_folder_takes_the_last_healthy_one(tmp_path: Path) -> None
     assert audit.update == 4
     assert "passed over 2.pt: 2.pt is corrupt: model.norm.running_var" in str(audit)
     assert "passed over 1.pt: 1.pt cannot be read" in str(audit)
+
+
+def plain_checkpoint(run: Any, path: Path) -> None:
+    state = {"epoch": 3, "model_state_dict": run.model.state_dict(), "optimizer_state_dict": run.optimizer.state_dict()}
+    torch.save({**state, "lr_scheduler": run.scheduler.state_dict()}, path)
+
+
+def test_a_checkpoint_of_a_plain_loop_is_audited_and_resumed(tmp_path: Path) -> None:
+    run = make_run(with_ema=False)
+    run.feed(CLEAN[:5])
+    plain_checkpoint(run, tmp_path / "plain.pt")
+    fresh = make_run(with_ema=False, seed=3)
+    assert fresh.guard.resume(tmp_path / "plain.pt").update == 5
+    for a, b in ((run.model, fresh.model), (run.optimizer, fresh.optimizer), (run.scheduler, fresh.scheduler)):
+        assert repr(a.state_dict()) == repr(b.state_dict())
+    run.optimizer.param_groups[0]["lr"] = 0.5  # somebody set it by hand; the schedule does not know
+    plain_checkpoint(run, tmp_path / "edited.pt")
+    with pytest.raises(DriftError, match=r"learning rate in force \[0\.5\], the checkpoint's schedule says \[0\.009"):
+        fresh.guard.resume(tmp_path / "edited.pt")
 
 
 def test_a_drifted_schedule_is_an_error_that_says_what_would_change(tmp_path: Path) -> None:
@@ -127,6 +147,15 @@ def test_counters_that_disagree_are_a_drift(tmp_path: Path) -> None:
         make_run(with_ema=False).guard.resume(tmp_path / "a.pt")
 
 
+def test_a_guard_may_join_a_run_that_has_begun(tmp_path: Path) -> None:
+    first = make_run(with_ema=False)
+    first.feed(CLEAN[:6])
+    second = Guard(first.model, first.optimizer, scheduler=first.scheduler)
+    assert second.tally.updates == 6
+    second.save(tmp_path / "a.pt")
+    assert second.resume(tmp_path / "a.pt").drifts == ()
+
+
 def test_other_options_drift_too(tmp_path: Path) -> None:
     run = make_run(lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-8), with_ema=False)
     run.feed(CLEAN[:2])
@@ -142,7 +171,8 @@ def test_other_options_drift_too(tmp_path: Path) -> None:
         (lambda p: None, UsageError, "there is no checkpoint"),
         (lambda p: p.mkdir(), UsageError, "no healthy checkpoint in .*holds no checkpoints of this kind"),
         (lambda p: p.write_bytes(b""), FormatError, "cannot be read"),
-        (lambda p: torch.save({"weights": torch.ones(1)}, p), FormatError, "was not written by guard.save"),
+        (lambda p: torch.save({"lr": 1.0}, p), FormatError, r"has no model state among its keys \['lr'\]"),
+        (lambda p: torch.save([1], p), FormatError, "holds a list, not a dictionary"),
     ],
 )
 def test_what_is_no_checkpoint(tmp_path: Path, make: Any, error: type[Exception], words: str) -> None:
@@ -175,7 +205,10 @@ for i, b in enumerate(make_batches(6)):
 """
 
 
-@pytest.mark.parametrize("fault", [f"{p}:{n}:kill" for p in ("write", "fsync", "rename") for n in (3, 6)] + ["remove:1:kill", "remove:3:kill"])
+@pytest.mark.parametrize(
+    "fault",
+    [f"{p}:{n}:kill" for p in ("write", "fsync", "rename") for n in (3, 6)] + ["remove:1:kill", "remove:3:kill"],
+)
 def test_killed_at_any_point_a_healthy_checkpoint_remains(tmp_path: Path, fault: str) -> None:
     env = {**os.environ, "NANPROOF_FAULT": fault}
     here = str(Path(__file__).parent.parent)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import loss_of, make_batches, make_run, seed_everything, with_faults
 from torch import nn
 
 from nanproof import Guard, Policy
 from nanproof.errors import GuardStop, UsageError
+from support.runs import loss_of, make_batches, make_run, seed_everything, with_faults
 
 
 def bad(kind: str = "nan") -> Any:
@@ -37,6 +37,19 @@ def test_transient_a_rerun_that_is_clean_is_kept() -> None:
     assert (verdict.kind, verdict.origin) == ("nonfinite", "transient")
     assert run.guard.tally.actions["rerun"] == 1
     run.feed(batches[7:])
+    assert run.digest() == reference.digest()
+
+
+def test_a_closure_that_fetches_its_own_batch_sees_the_same_one_again() -> None:
+    """Running a step again must not use up the loader, nor judge another batch."""
+    batches = make_batches(12)
+    reference = make_run()
+    reference.feed(batches)
+    run = make_run()
+    loader = run.guard.batches(with_faults(batches, {6: "nan"}))
+    verdicts = [run.guard.step(lambda: loss_of(run.model, next(loader))) for _ in range(13)]
+    assert [v.ok for v in verdicts].count(False) == 1
+    assert verdicts[6].origin == "data"
     assert run.digest() == reference.digest()
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import make_batches, seed_everything
 from torch import Tensor, nn
 
 from nanproof import Guard, Incident, Policy, tap
 from nanproof.errors import UsageError
+from support.runs import make_batches, seed_everything
 
 NAN = float("nan")
 
@@ -173,6 +173,16 @@ def test_shrinking_headroom_warns_before_anything_breaks(caplog: Any) -> None:
     assert warned[0].names == ("stream",)
     assert guard.tally.updates == 14, "a warning vetoes nothing"
     assert "headroom activation" in caplog.text
+
+
+def test_gradients_near_their_maximum_warn_too() -> None:
+    seed_everything()
+    model = nn.Linear(4, 1, bias=False).half()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.0), policy=Policy(spikes="observe"))
+    x = torch.ones(1, 4).half()
+    kinds = [guard.step(lambda i=i: (model(x) * 2.0**i).sum()).kind for i in range(13)]
+    assert "headroom" in kinds
+    assert guard.tally.updates == 13
 
 
 def test_a_dead_model_is_called_dead_once(caplog: Any) -> None:

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import on_ranks
-from support.runs import Batch, Net, digest, loss_of, make_batches, seed_everything, with_faults
 from torch import nn
-from torch.distributed._composable.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanproof import Guard, Policy
+from support.ranks import on_ranks
+from support.runs import Batch, Net, digest, loss_of, make_batches, seed_everything, with_faults
 
 KINDS = ["nan", "+inf", "-inf", "spike", "grad:nan", "grad:+inf", "grad:-inf", "grad:spike"]
 N, WHERE = 14, 11
@@ -43,7 +44,8 @@ def make(kind: str, **options: Any) -> tuple[nn.Module, Any, Guard]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(dist.get_rank())  # dropout differs per rank, as in a real run
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    return model, optimizer, Guard(model, optimizer, scheduler=scheduler, max_norm=1.0, window=16, **options)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if kind == "ddp" else None
+    return model, optimizer, Guard(model, optimizer, scheduler=scheduler, ema=ema, max_norm=1.0, window=16, **options)
 
 
 def train(kind: str, batches: list[Batch], **options: Any) -> tuple[str, list[Any], list[torch.Tensor]]:
@@ -51,7 +53,7 @@ def train(kind: str, batches: list[Batch], **options: Any) -> tuple[str, list[An
     verdicts = [guard.step(lambda b=b: loss_of(model, b), batch=b) for b in batches]
     weights = [getattr(p, "full_tensor", lambda p=p: p)().detach().clone() for p in model.parameters()]
     guard.close()
-    return digest(model, [optimizer]), verdicts, weights
+    return digest(model, [optimizer], guard.training.schedulers[0], guard.training.ema), verdicts, weights
 
 
 def all_faults(rank: int, kind: str) -> list[tuple[str, int, bool, Any, Any]]:
@@ -91,23 +93,53 @@ def test_a_fault_on_any_rank_is_vetoed_exactly_on_all(kind: str) -> None:
             assert rank == where, (fault, where, a[3])
 
 
-def unguarded(rank: int, kind: str) -> bool:
-    """The suite's own check: without the guard the fault on one rank ruins every rank."""
+def unguarded(rank: int, kind: str) -> list[bool]:
+    """The suite's own check: with no veto each of these faults changes every rank's weights."""
     mine = make_batches(N, seed=rank)
-    _, _, weights = train(kind, with_faults(mine, {WHERE: "nan" if rank == 1 else "none"}), policy=Policy.observe())
-    return all(bool(torch.isnan(w).any()) for w in weights)
+    watching = {"policy": Policy.observe(spikes="observe")}
+    _, _, clean = train(kind, mine, **watching)
+    harmed = []
+    for fault in KINDS:
+        _, _, weights = train(kind, with_faults(mine, {WHERE: fault if rank == 1 else "none"}), **watching)
+        harmed.append(not any(torch.equal(a, b) for a, b in zip(weights, clean, strict=True)))
+    return harmed
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_without_vetoes_the_fault_ruins_every_rank(kind: str) -> None:
-    assert on_ranks(unguarded, kind) == [True, True]
+def test_without_vetoes_every_fault_harms_every_rank(kind: str) -> None:
+    assert on_ranks(unguarded, kind) == [[True] * len(KINDS)] * 2
+
+
+def late_faults(rank: int) -> list[bool]:
+    """The device's veto under DDP: no host read, and still the same decision on both ranks."""
+    mine = make_batches(N, seed=rank)
+
+    def run(batches: list[Batch]) -> str:
+        seed_everything()
+        model = DDP(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        with Guard(model, optimizer, max_norm=1.0, window=16, sync="late") as guard:
+            for b in batches:
+                guard.step(lambda b=b: loss_of(model, b))
+        return digest(model, [optimizer])
+
+    clean = run(mine)
+    return [
+        run(with_faults(mine, {WHERE: fault if rank == where else "none"})) == clean
+        for where in (0, 1)
+        for fault in KINDS
+    ]
+
+
+def test_late_vetoes_on_all_ranks_too() -> None:
+    assert on_ranks(late_faults) == [[True] * 2 * len(KINDS)] * 2
 
 
 def microbatches(rank: int) -> tuple[bool, bool, int]:
     """Rank 1 drops one of four; the divisor is the global count of good ones: seven."""
     mine = make_batches(8, seed=rank)
     options = {"accumulate": 4, "on_bad_microbatch": "microbatch", "policy": Policy(rerun=False)}
-    model, optimizer, guard = make("ddp", **options)
+    model, _, guard = make("ddp", **options)
     batches = list(mine[:4])
     if rank == 1:
         batches[2] = Batch(batches[2].x, batches[2].y, "nan")
@@ -215,7 +247,9 @@ def fall_out_of_step(rank: int) -> str:
 def test_a_rank_that_leaves_a_batch_out_is_named_at_once() -> None:
     first, second = on_ranks(fall_out_of_step, timeout=60)
     assert first == second
-    assert first.startswith("DesyncError: ranks are out of step at guarded step 3: rank 0 at batch 3, rank 1 at batch 4")
+    assert first.startswith(
+        "DesyncError: ranks are out of step at guarded step 3: rank 0 at batch 3, rank 1 at batch 4"
+    )
 
 
 def vanish(rank: int) -> str:
@@ -225,7 +259,9 @@ def vanish(rank: int) -> str:
         if rank == 1 and i == 2:
             return "left"
         try:
-            guard.step(lambda: model(torch.ones(1, 2)).sum() + sum(p.sum() for p in guard.training.model.module.parameters()))
+            guard.step(
+                lambda: model(torch.ones(1, 2)).sum() + sum(p.sum() for p in guard.training.model.module.parameters())
+            )
         except Exception as error:
             return f"{type(error).__name__}: {error}"
     return "no error"

@@ -14,13 +14,13 @@ import jsonschema
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.runs import loss_of, make_batches, make_run, with_faults
 
 from nanproof import Guard, Incident, Policy, files
 from nanproof.errors import LockedError
 from nanproof.files import read_jsonl
 from nanproof.guard import incident as incident_module
 from nanproof.schema import schema_of
+from support.runs import loss_of, make_batches, make_run, with_faults
 
 
 def test_the_log_has_a_whole_line_for_every_step(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_policy_may_stop_when_the_guard_fails(monkeypatch: Any) -> None:
 
     run = make_run(policy=Policy(on_guard_failure="stop"))
     monkeypatch.setattr("nanproof.guard.probe.Probe.now", lambda *_: 1 / 0)
-    with pytest.raises(GuardStop, match="guard-failed guard.*the policy stops then"):
+    with pytest.raises(GuardStop, match=r"guard-failed guard.*the policy stops then"):
         run.feed(make_batches(1))
 
 
@@ -216,9 +216,7 @@ def test_two_guards_for_two_networks(tmp_path: Path) -> None:
     """A GAN: each network has its guard, its optimizer and its folder."""
     torch.manual_seed(0)
     g, d = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
-    guards = [
-        Guard(m, torch.optim.Adam(m.parameters()), run_dir=tmp_path / name) for m, name in ((g, "g"), (d, "d"))
-    ]
+    guards = [Guard(m, torch.optim.Adam(m.parameters()), run_dir=tmp_path / name) for m, name in ((g, "g"), (d, "d"))]
     x = torch.ones(3, 2)
     for i in range(4):
         factor = math.nan if i == 2 else 1.0

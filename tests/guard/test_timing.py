@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import Batch, digest, loss_of, make_batches, seed_everything, with_faults
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanproof import Guard
 from nanproof.errors import UsageError
+from support.runs import Batch, digest, loss_of, make_batches, seed_everything, with_faults
 
 
 class HostReads(TorchDispatchMode):

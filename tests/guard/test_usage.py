@@ -39,7 +39,9 @@ def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None
 
 
 def test_an_optimizer_of_other_parameters() -> None:
-    with pytest.raises(UsageError, match=r"the optimizer holds 2 parameters that are not the model's.*after wrapping it"):
+    with pytest.raises(
+        UsageError, match=r"the optimizer holds 2 parameters that are not the model's.*after wrapping it"
+    ):
         Guard(MODEL, sgd(nn.Linear(2, 2)))
 
 

@@ -49,7 +49,9 @@ def on_ranks(fn: Callable[..., Any], *args: Any, world: int = 2, timeout: float 
                 if not ok and check:
                     break
         except queue.Empty:
-            raise AssertionError(f"ranks {sorted(set(range(world)) - set(found))} gave no answer in {timeout} s") from None
+            raise AssertionError(
+                f"ranks {sorted(set(range(world)) - set(found))} gave no answer in {timeout} s"
+            ) from None
         finally:
             for worker in workers:
                 worker.join(timeout=10)

@@ -88,7 +88,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 def seed_everything(seed: int = 0) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
+    np.random.seed(seed)
 
 
 def digest(model: nn.Module, optimizers: Iterable[Any], *others: Any, rng: bool = True) -> str:
@@ -119,7 +119,7 @@ def digest(model: nn.Module, optimizers: Iterable[Any], *others: Any, rng: bool 
     if rng:
         feed(torch.get_rng_state())
         feed(random.getstate())
-        feed([a.tolist() if isinstance(a, np.ndarray) else a for a in np.random.get_state()])  # noqa: NPY002
+        feed([a.tolist() if isinstance(a, np.ndarray) else a for a in np.random.get_state()])
     return h.hexdigest()
 
 
@@ -141,7 +141,11 @@ class Run:
 
 
 def make_run(
-    make_optimizer: Callable[[Iterable[Tensor]], Any] | None = None, *, with_ema: bool = True, seed: int = 0, **options: Any
+    make_optimizer: Callable[[Iterable[Tensor]], Any] | None = None,
+    *,
+    with_ema: bool = True,
+    seed: int = 0,
+    **options: Any,
 ) -> Run:
     seed_everything(seed)
     model = Net()

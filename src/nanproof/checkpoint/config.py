@@ -97,9 +97,15 @@ def differences(settings: Settings, config: dict[str, float]) -> tuple[Differenc
     """Every setting on which both have a word and the words differ."""
     betas = settings.betas or ()
     known = {
-        "initial_lr": settings.initial_lr, "base_lr": settings.base_lr, "lr": settings.lr, "max_lr": settings.max_lr, "eps": settings.eps,
-        "beta1": betas[0] if betas and not settings.cycled else None, "beta2": betas[1] if len(betas) > 1 else None, "warmup": settings.warmup,
-    }  # fmt: skip
+        "initial_lr": settings.initial_lr,
+        "base_lr": settings.base_lr,
+        "lr": settings.lr,
+        "max_lr": settings.max_lr,
+        "eps": settings.eps,
+        "beta1": betas[0] if betas and not settings.cycled else None,
+        "beta2": betas[1] if len(betas) > 1 else None,
+        "warmup": settings.warmup,
+    }
     found = []
     for setting, (sources, pattern) in _KEYS.items():
         key = min((k for k in config if re.fullmatch(pattern, k.lower())), key=len, default=None)

@@ -10,7 +10,7 @@ from .layout import Checkpoint
 from .part import Part, PartResult, open_part
 from .report import TensorReport
 from .settings import Gatherer
-from .store import read_json
+from .store import read_head, read_json
 
 Findings = list[tuple[Health, str]]
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
@@ -31,13 +31,14 @@ def check_folder(checkpoint: Checkpoint, results: list[PartResult], gatherer: Ga
         ):
             continue
         try:
+            if name == "trainer_state.json":
+                gatherer.take_trainer_state(read_head(checkpoint.store, item.path, ("global_step", "epoch")))
+                continue
             data = read_json(checkpoint.store, item.path)
         except Flaw as flaw:
             found.append((flaw.health, f"{item.name}: {flaw.why}"))
             continue
-        if name == "trainer_state.json" and isinstance(data, dict):
-            gatherer.take_trainer_state(data)
-        elif name == "config.json" and isinstance(data, dict):
+        if name == "config.json" and isinstance(data, dict):
             config = data
         elif name.endswith(".index.json"):
             found += _check_index(item.name, data, results)

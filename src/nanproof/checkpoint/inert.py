@@ -82,16 +82,26 @@ USUAL = (
     "accelerate.", "lightning.", "pytorch_lightning.", "lightning_fabric.", "omegaconf.", "pathlib.", "datetime.",
     "deepspeed.", "copyreg.", "copy_reg.", "functools.partial", "typing.", "enum.", "random.",
 )  # fmt: skip
-# Inside the usual packages, these are what attacks are made of.
-NEVER_USUAL = frozenset(
+# What attacks are made of and no training program saves; a file that names one is refused.
+_DANGEROUS_ROOTS = {
+    "os", "posix", "nt", "subprocess", "sys", "socket", "shutil", "runpy", "importlib", "pty", "ctypes", "webbrowser",
+    "marshal", "code", "commands", "imp",
+}  # fmt: skip
+_DANGEROUS = frozenset(
     f"{module}.{name}"
     for module in ("builtins", "__builtin__")
     for name in ("eval", "exec", "compile", "open", "__import__", "getattr", "setattr", "apply", "execfile", "input")
-) | {"torch.hub.load", "torch.load", "numpy.testing._private.utils.runstring"}
+) | {"torch.hub.load", "torch.load", "numpy.testing._private.utils.runstring", "pickle.loads", "pickle.load"}
 
 
 def is_usual(name: str) -> bool:
-    return name.startswith(USUAL) and name not in NEVER_USUAL
+    """Whether training programs write this name every day."""
+    return name.startswith(USUAL)
+
+
+def is_dangerous(name: str) -> bool:
+    """Whether this name is of use in a checkpoint only to run something."""
+    return name in _DANGEROUS or name.partition(".")[0] in _DANGEROUS_ROOTS
 
 
 _shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -185,6 +195,11 @@ def build(target: Any, state: Any) -> None:
         return
     if isinstance(target, dict) and isinstance(state, dict):
         return  # attributes of an OrderedDict, for example _metadata: versions of modules, no numbers
+
+
+def is_nested(value: Any) -> bool:
+    """Whether this is the call by which plain pickle keeps a storage as a torch file within the pickle."""
+    return isinstance(value, Inert) and value.kind is not None and value.kind.full == "torch.storage._load_from_bytes"
 
 
 def array_of(value: Inert) -> ArrayRef | None:

@@ -97,10 +97,8 @@ def _load_at(source: Source, at: int) -> Loaded:
 
 def _kinds(root: Any) -> dict[str, str]:
     """Which dtype each storage key has, from the tensors that use it."""
-    if isinstance(root, Storage):
-        return {root.key: root.kind}
-    refs = (ref for _, ref in walk(root) if isinstance(ref, TensorRef))
-    return {ref.storage.key: ref.storage.kind for ref in refs if isinstance(ref.storage, Storage)}
+    places = (ref.storage if isinstance(ref, TensorRef) else ref for _, ref in walk(root))
+    return {place.key: place.kind for place in places if isinstance(place, Storage)}
 
 
 def _storages(source: Source, keys: Loaded, kinds: dict[str, str]) -> dict[str, tuple[int, int]]:

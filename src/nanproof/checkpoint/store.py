@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,3 +141,20 @@ def read_json(store: Store, path: str) -> Any:
         raise damaged("is not JSON") from None
     finally:
         source.close()
+
+
+def read_head(store: Store, path: str, keys: tuple[str, ...]) -> dict[str, float]:
+    """Some numbers from the beginning of a JSON object that can be long: ``trainer_state.json`` holds the whole log.
+
+    Only its first 64 KB are looked at, and whether it ends as an object does.
+    """
+    source = store.open(path)
+    try:
+        head = read(source, 0, min(source.size, 1 << 16)).lstrip()
+        tail = read(source, max(0, source.size - 64), min(source.size, 64)).rstrip()
+    finally:
+        source.close()
+    if not head.startswith(b"{") or not tail.endswith(b"}"):
+        raise damaged("is not a whole JSON object: its writing was cut off")
+    found = {k: re.search(rb'"%s"\s*:\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)' % k.encode(), head) for k in keys}
+    return {k: float(m[1]) for k, m in found.items() if m}

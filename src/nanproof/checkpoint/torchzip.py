@@ -8,7 +8,7 @@ from typing import Any
 from .archive import Archive
 from .contents import MAX_TENSORS, Contents, Stored, byte_size, dtype_name, element
 from .flaws import damaged, refused, unreadable
-from .inert import ArrayRef, Inert, Storage, TensorRef, is_usual
+from .inert import ArrayRef, Inert, Storage, TensorRef, is_dangerous, is_nested, is_usual, sizes
 from .machine import MAX_PICKLE, load_whole
 from .source import Source, read
 from .tree import walk
@@ -55,12 +55,22 @@ def read_torch_zip(source: Source, *, check: bool = True) -> Contents:
 
 
 def note_globals(contents: Contents, names: frozenset[str]) -> None:
-    """Say which names a pickle mentions that training programs do not usually write. Never say "safe"."""
+    """Say which names a pickle mentions that training programs do not usually write. Never say "safe".
+
+    Raises `Flaw` for names that are of use only to an attack.
+    """
+    deadly = sorted(n for n in names if is_dangerous(n))
+    if deadly:
+        raise refused(f"its pickle would call {_shown(deadly)}, which no training program saves; nothing was executed")
     odd = sorted(n for n in names if not is_usual(n))
     if odd:
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
-        shown = ", ".join("".join(c if c.isprintable() else "?" for c in n[:80]) for n in odd[:5])
+        shown = _shown(odd[:5])
         contents.notes.append(f"names {shown}{more}; nothing was executed, but torch.load could")
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join("".join(c if c.isprintable() else "?" for c in n[:80]) for n in names)
 
 
 def _check_byte_order(source: Source, archive: Archive, prefix: str) -> None:
@@ -77,32 +87,31 @@ def collect(contents: Contents, root: Any, locate: Any) -> None:
             raise refused(f"holds more than {MAX_TENSORS:,} tensors")
         if isinstance(ref, ArrayRef):
             _add_array(contents, name or "array", ref)
-        elif isinstance(ref.storage, Storage):
-            contents.tensors.append(_stored(name or "tensor", ref, *locate(ref.storage)))
-        else:
-            nested = _nested(ref.storage)
-            if nested is None:
-                contents.unread.append(name)
-                continue
-            storage, data = nested
-            found = _stored(name or "tensor", ref, 0, len(data), storage)
-            found.inline = data
-            contents.tensors.append(found)
+            continue
+        place = ref.storage if isinstance(ref, TensorRef) else ref
+        nested = read_nested(place) if isinstance(place, Inert) else None
+        storage = nested[0] if nested else place
+        if not isinstance(storage, Storage):
+            contents.unread.append(name or "tensor")
+            continue
+        if not isinstance(ref, TensorRef):  # a storage that stands alone
+            ref = TensorRef(storage, 0, sizes((storage.numel,)), None)
+        at, size = (0, len(nested[1])) if nested else locate(storage)
+        found = _stored(name or "tensor", ref, at, size, storage)
+        found.inline = nested[1] if nested else None
+        contents.tensors.append(found)
 
 
-def _nested(value: Any) -> tuple[Storage, bytes] | None:
+def read_nested(value: Inert) -> tuple[Storage, bytes] | None:
     """The storage that plain pickle keeps as a torch file within the pickle."""
     from .legacy import read_storage
 
-    if isinstance(value, Inert) and value.kind and value.kind.full == "torch.storage._load_from_bytes":
-        args = value.args
-        if isinstance(args, tuple) and len(args) == 1 and isinstance(args[0], bytes):
-            return read_storage(args[0])
+    if is_nested(value) and isinstance(value.args, tuple) and len(value.args) == 1 and isinstance(value.args[0], bytes):
+        return read_storage(value.args[0])
     return None
 
 
-def _stored(name: str, ref: TensorRef, at: int, size: int, storage: Storage | None = None) -> Stored:
-    storage = storage or ref.storage
+def _stored(name: str, ref: TensorRef, at: int, size: int, storage: Storage) -> Stored:
     dtype = ref.dtype or dtype_name(storage.kind)
     found = element(dtype_name(storage.kind))
     if found is None:

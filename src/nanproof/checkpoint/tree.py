@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .flaws import refused
-from .inert import ArrayRef, Inert, TensorRef, array_of
+from .inert import ArrayRef, Inert, Storage, TensorRef, array_of, is_nested
 
 MAX_DEPTH = 200
 MAX_NAME = 400
@@ -16,8 +16,14 @@ MAX_LIST = 1_000  # settings do not hide in longer lists
 _HIDDEN = {"_modules", "_parameters", "_buffers"}  # a pickled module is named as its state dict would be
 
 
-def walk(root: Any) -> Iterator[tuple[str, TensorRef | ArrayRef]]:
-    """Every tensor and array under ``root``; a container that is referred to many times is entered once."""
+Found = TensorRef | ArrayRef | Storage | Inert
+
+
+def walk(root: Any) -> Iterator[tuple[str, Found]]:
+    """Every tensor, array and storage under ``root``; a container that is referred to many times is entered once.
+
+    An `Inert` is among them where plain pickle keeps a storage as a torch file within the pickle.
+    """
     seen: set[int] = set()
     steps = 0
     stack: list[Iterator[tuple[str, Any]]] = [iter([("", root)])]
@@ -37,11 +43,11 @@ def walk(root: Any) -> Iterator[tuple[str, TensorRef | ArrayRef]]:
             continue
         if isinstance(value, Inert):
             array = array_of(value)
-            if array is not None:
-                yield name, array
+            if array is not None or is_nested(value):
+                yield name, array or value
                 continue
         elif not isinstance(value, dict | list | tuple):
-            if isinstance(value, ArrayRef):
+            if isinstance(value, ArrayRef | Storage):
                 yield name, value
             continue
         if id(value) in seen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -104,7 +105,9 @@ def _alone(
         with _Bar(screen, checkpoint) as bar:
             report = scan_checkpoint(checkpoint, fast=fast, jobs=jobs, progress=bar.advance)
         _show(screen, report, width)
-        return report
+        if screen.as_json or repair is not None:
+            return report
+        return replace(report, tensors=report.bad)  # a long series of large checkpoints must fit into memory
 
     series = find_turn(found, one) if bisect else order([one(c) for c in found], found)
     _show_end(screen, series, bisected=bisect)

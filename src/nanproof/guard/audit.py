@@ -52,6 +52,7 @@ def find_drifts(training: Training, state: dict[str, Any]) -> list[str]:
                     continue  # moves with the schedule; initial_lr, max_lr, base_lrs say what was configured
                 if key in group and key in old and _differs(old[key], group[key]):
                     found.append(_drift(f"optimizer {i} group {j} {key}", old[key], group[key]))
+    found += _out_of_force(state)
     for name in ("optimizers", "schedulers"):
         mine, theirs = len(getattr(training, name)), len(state[name])
         if mine != theirs and not training.sharded:
@@ -77,6 +78,15 @@ def saved_lr(state: dict[str, Any], training: Training) -> float:
     """The learning rate that the checkpoint would put in force."""
     groups = state["optimizers"][0]["param_groups"] if state["optimizers"] else training.optimizers[0].param_groups
     return float(groups[0]["lr"])
+
+
+def _out_of_force(state: dict[str, Any]) -> list[str]:
+    """Where the checkpoint's learning rate in force is not the one that its own schedule last gave."""
+    rates = [float(g["lr"]) for o in state["optimizers"] for g in o["param_groups"]]
+    given = [float(v) for s in state["schedulers"] for v in s.get("_last_lr", [])]
+    if len(given) != len(rates) or not _differs(rates, given):
+        return []
+    return [f"learning rate in force {_short(rates)}, the checkpoint's schedule says {_short(given)}"]
 
 
 def _scheduled(group: dict[str, Any]) -> tuple[str, ...]:

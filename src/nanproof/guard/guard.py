@@ -90,7 +90,7 @@ class Guard:
         t.require_finite("cannot guard a model that is bad already", "start from a healthy checkpoint: nanproof scan")
         self.accumulate = accumulate
         self._watches = Watches(t.model, watch_modules, watch_params, every)
-        self._probe = Probe(t.device, self._watches)
+        self._probe = Probe(t.device, self._watches, t.gradient_max())
         ranks = Ranks(t.model, sharded=t.sharded, device=t.device, share=share, deadline=deadline)
         run = RunDir(run_dir, ranks.rank, ranks.world, t.device, log_every, incident_bytes)
         self._post = Post(
@@ -100,25 +100,22 @@ class Guard:
         )  # fmt: skip
         self._late = Late(self._post, self._probe) if sync == "late" else None
         self.tally = run.tally
-        self._batch: Any = None
-        self._position = self._micro = self._good = 0
+        self.tally.updates = t.updates_so_far()
+        self._micro = self._good = 0
         self._aside: list[Tensor | None] = []
         self._begun = self._taken = self._synced = False
         self._open = True
         self._hook = t.model.register_forward_pre_hook(self._before_forward)
         atexit.register(_close_at_exit, weakref.ref(self))
         self._post.taps.listen()
-        self._post.ring.take(0, 0)
+        self._post.ring.take(0, self.tally.updates)
         self._arm()
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterate over a loader; incidents then keep the batch, and a last incomplete window is not lost."""
-        for batch in loader:
-            self._batch = batch
-            self._position += 1
-            yield batch
+        yield from self._post.feed.through(loader)
         self.flush()
 
     def step(self, closure: Closure | None = None, *, batch: Any = None) -> Verdict:
@@ -126,9 +123,10 @@ class Guard:
         if not self._open or self._post.run.closed:
             raise UsageError("this guard is closed", hint="make a new Guard")
         if closure is not None:
-            self._batch = batch if batch is not None else self._batch
             self._begin()
-            self._take(closure())
+            returned = closure()
+            self._post.feed.given(batch)
+            self._take(returned)
         elif not self._taken:
             raise UsageError(
                 "guard.step() was called without a loss", hint="pass a closure, or call guard.backward(loss) before"
@@ -144,7 +142,7 @@ class Guard:
 
     def backward(self, loss: Any, *, batch: Any = None) -> None:
         """Run the backward pass of a loss (or a dictionary of losses) under the guard; `step` comes next."""
-        self._batch = batch if batch is not None else self._batch
+        self._post.feed.given(batch)
         self._begin()
         self._take(loss)
 
@@ -170,6 +168,7 @@ class Guard:
         if self._begun:
             return
         self._begun = True
+        self._post.feed.begin()
         if self._micro == 0 or self._drop:
             self._post.moment.capture()
         self._post.taps.clear()
@@ -180,10 +179,10 @@ class Guard:
         """Backward from what a forward pass returned."""
         post, t = self._post, self.training
         losses = losses_of(returned, post.weights)
-        self._probe.see(losses, self._batch)
+        self._probe.see(losses, self._post.feed.batch)
         if not post.local and not post.ranks.alone:
             limits = post.limits(post.micro_window if self._drop else post.window)
-            post.ranks.start(self._probe.flags(limits), self._position)
+            post.ranks.start(self._probe.flags(limits), self._post.feed.position)
         if self._drop:
             self._aside = [p.grad for _, p in t.parameters]
             for _, p in t.parameters:
@@ -218,7 +217,7 @@ class Guard:
             p.grad = kept
         self.tally.dropped += 1
         action = Action(kind="skip", reason="this micro-batch is left out of its window")
-        post.note(trial.verdict, action, trial.facts, self._batch)
+        post.note(trial.verdict, action, trial.facts)
         return trial.verdict
 
     # --- one optimizer step -----------------------------------------------------------------------------------
@@ -246,6 +245,7 @@ class Guard:
             t.zero_grad()
             self._probe.clear()
             post.moment.forget()
+            post.feed.batch = None
             self._begun = False  # only now: reruns pass the same hook
             self._arm()
 
@@ -270,7 +270,7 @@ class Guard:
             return post.answer_failure(error)
         if verdict.ok:
             return post.commit(seen, verdict, Action(kind="commit"))
-        return post.answer(seen, verdict, closure, self._batch)
+        return post.answer(seen, verdict, closure)
 
     def _arm(self) -> None:
         """Say whether the next backward pass reduces gradients; DDP decides that in the forward pass."""
@@ -311,7 +311,7 @@ class Guard:
 
     def summary(self) -> str:
         """What happened so far, in a few lines."""
-        return self._post.run.summary()
+        return f"{self._post.run.summary()}\n  {self._post.ring.cost()}"
 
     def close(self) -> None:
         """End the run: account for what is pending, write the log, say what happened."""

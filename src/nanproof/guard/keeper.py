@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import DriftError, FormatError, NonFiniteError, UsageError
 from ..files import atomic_file, make_folder, remove, write_atomic
 from ..tensors import facts_of, is_finite
+from .adopt import adopt
 from .audit import Audit, compare_counters, find_drifts, saved_lr
 from .moment import random_states, set_random_states
 from .ranks import Ranks
@@ -163,9 +164,7 @@ class Keeper:
             except Exception as error:
                 raise FormatError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
         if not isinstance(state, dict) or state.get("nanproof") != 1:
-            raise FormatError(
-                f"{path.name} was not written by guard.save", hint="load it yourself, then make the Guard"
-            )
+            state = adopt(state, path.name)
         for name, tensor in _tensors(state):
             if not is_finite(tensor):
                 raise NonFiniteError(f"{path.name} is corrupt: {facts_of(name, tensor)}")
@@ -193,7 +192,8 @@ class Keeper:
             t.scaler.load_state_dict(state["scaler"])
         if t.ema is not None and state["ema"] is not None:
             t.ema.load_state_dict(state["ema"])
-        set_random_states(_unplain(state["random"]), t.device)
+        if state["random"] is not None:
+            set_random_states(_unplain(state["random"]), t.device)
 
 
 def _read_index(path: Path) -> dict[str, Any]:

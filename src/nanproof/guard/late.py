@@ -52,7 +52,7 @@ class Late:
         action = post.decide(verdict)
         if action.kind == "commit":
             action = Action(kind="skip", reason=action.reason)  # the device has vetoed it already
-        post.note(verdict, action, [], None)
+        post.note(verdict, action, [])
         if action.kind != "skip":
             post.go_back(verdict, action)
         post.finish(verdict, action, seen.reading)

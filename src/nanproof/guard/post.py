@@ -14,6 +14,7 @@ from ..errors import GuardStop
 from ..records import Action, Level, Reading, TensorFacts, Verdict
 from ..tensors import is_finite
 from . import act
+from .feed import Feed
 from .judge import Trends, judge
 from .keeper import Keeper
 from .moment import Moment
@@ -59,6 +60,7 @@ class Post:
         self.micro_window = Window(size=window, warmup=max(1, window // 2))
         self.moment = Moment(training.slots, training.device)
         self.taps = Taps()
+        self.feed: Feed[Any] = Feed()
         self.backoff = act.Backoff()
         self.history = History()
         self.tally = run.tally
@@ -93,7 +95,19 @@ class Post:
         older = next((s for s in self.ring.healthy() if s.update < self.tally.updates), None)
         ranks = None if self.local else self.ranks
         self.taps.mute()
-        return Trial(self.training, ranks, self.moment, older, self.policy, self.weights, verdict, seen, closure)
+        return Trial(
+            self.training, ranks, self.moment, older, self.policy, self.weights, verdict, seen, self._again(closure)
+        )
+
+    def _again(self, closure: Closure | None) -> Closure | None:
+        """The closure for a replay: it must see the same batches, and not use up new ones."""
+
+        def replay() -> Any:
+            assert closure is not None
+            with self.feed.replaying():
+                return closure()
+
+        return replay if closure is not None else None
 
     def decide(self, verdict: Verdict) -> Action:
         means = Means(snapshot=self.ring.newest() is not None, checkpoint=self.keeper.last_good is not None)
@@ -114,7 +128,7 @@ class Post:
         self.finish(verdict, action, reading)
         return self.warn(seen) or verdict
 
-    def answer(self, seen: Seen, verdict: Verdict, closure: Closure | None, batch: Any) -> Verdict:
+    def answer(self, seen: Seen, verdict: Verdict, closure: Closure | None) -> Verdict:
         """A bad step: look closely, run it again if that can tell something, decide, act, record."""
         trial = self.examine(verdict, seen, closure)
         if trial.ordinary_overflow():
@@ -125,7 +139,7 @@ class Post:
         action = self.decide(verdict)
         if action.kind == "rerun":
             seen = dataclasses.replace(seen, reading=trial.second_reading())
-        self.note(verdict, action, trial.facts, batch)
+        self.note(verdict, action, trial.facts)
         if action.kind in ("commit", "rerun"):
             if verdict.kind == "spike" and self.policy.mode == "protect":
                 self.window.clear()  # a new level was accepted: learn it
@@ -145,7 +159,7 @@ class Post:
         names = tuple(f.name for f in facts)
         verdict = Verdict(kind="nonfinite", step=self.tally.steps, level=level, names=names, origin="state")
         action = self.decide(verdict)
-        self.note(verdict, action, facts, None)
+        self.note(verdict, action, facts)
         if action.kind != "commit":
             self.go_back(verdict, action)
         self.finish(verdict, action, self._no_reading(verdict))
@@ -206,7 +220,7 @@ class Post:
         step = seen.reading.step
         warning = self.trends.headroom(step, dict(seen.headroom)) or self.trends.dead(step, *self.window.medians())
         if warning is not None:
-            self.note(warning, self.decide(warning), [], None)
+            self.note(warning, self.decide(warning), [])
         return warning
 
     # --- accounts ---------------------------------------------------------------------------------------------
@@ -224,10 +238,10 @@ class Post:
             self.ranks.note(verdict.kind, action.kind, str(verdict.step))
         self.run.record(reading, verdict, action)
 
-    def note(self, verdict: Verdict, action: Action, facts: Sequence[TensorFacts], batch: Any) -> None:
+    def note(self, verdict: Verdict, action: Action, facts: Sequence[TensorFacts]) -> None:
         """Keep an incident; that must not fail the run."""
         try:
-            self.run.incident(verdict, action, facts, self.taps, batch, self.moment)
+            self.run.incident(verdict, action, facts, self.taps, self.feed.batch, self.moment)
         except Exception as error:
             self.tally.failures.append(f"incident not kept: {type(error).__name__}: {error}")
             log.error("nanproof: incident at step %d not kept", verdict.step, exc_info=error)

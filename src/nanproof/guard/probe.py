@@ -49,8 +49,9 @@ class _Sent:
 class Probe:
     """Collects what one optimizer step consists of and sends it to the host: one copy, at most one wait."""
 
-    def __init__(self, device: torch.device, watches: Watches) -> None:
+    def __init__(self, device: torch.device, watches: Watches, gradient_max: float) -> None:
         self._device = device
+        self._gradient_max = gradient_max
         self._watches = watches
         self._pinned = device.type == "cuda"
         self._bounds: tuple[tuple[Limits, int], Tensor, Tensor] | None = None
@@ -145,7 +146,8 @@ class Probe:
             event.record()
         clock = time.perf_counter()
         self._sent = _Sent(
-            step=step, lr=lr, keys=keys, host=host, event=event, limits=limits, maxima=maxima,
+            step=step, lr=lr, keys=keys, host=host, event=event, limits=limits,
+            maxima={**maxima, "grad_norm": self._gradient_max},
             seconds=clock - self._clock,
         )  # fmt: skip
         self._clock = clock
@@ -205,10 +207,12 @@ def _unpack(sent: _Sent, world: int) -> Seen:
         step=sent.step, loss=numbers["loss"], grad_norm=numbers["grad_norm"], lr=sent.lr, components=parts,
         scale=numbers.get("scale"), bad=tuple(found), watched=watched, seconds=sent.seconds,
     )  # fmt: skip
+    # of the scaled gradients, as they stood in memory
+    held = {**watched, "grad_norm": reading.grad_norm * (reading.scale or 1.0)}
     headroom = {
-        k.removeprefix("absmax/"): math.log2(sent.maxima[k] / v)
-        for k, v in watched.items()
-        if k in sent.maxima and 0 < v < math.inf
+        {"grad_norm": "gradient"}.get(k, k.removeprefix("absmax/")): math.log2(limit / held[k])
+        for k, limit in sent.maxima.items()
+        if 0 < held[k] < math.inf
     }
     return Seen(
         reading=reading, limits=sent.limits, rank=min(raised) if raised else None,

@@ -37,7 +37,9 @@ class _BeforeReduction(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.namespace == "c10d" and "reduce" in function._opname:
-            found = [a for a in tree_leaves(args) if isinstance(a, Tensor) and a.is_floating_point()]
+            # of a reduce-scatter only what goes in: its output is memory that nobody has written yet
+            sent = args[1] if "scatter" in function._opname else args[0]
+            found = [a for a in tree_leaves(sent) if isinstance(a, Tensor) and a.is_floating_point()]
             self.bad = self.bad or not all(is_finite(a) for a in found)
         return function(*args, **(kwargs or {}))
 

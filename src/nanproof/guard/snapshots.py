@@ -148,9 +148,10 @@ class Ring:
                 other.step = -1
         self._spent = snapshot.step
 
-    @property
-    def nbytes(self) -> int:
-        return sum(s.nbytes for s in self._slots)
+    def cost(self) -> str:
+        """What the snapshots have cost so far."""
+        size = sum(s.nbytes for s in self._slots) / 2**20
+        return f"{self.taken} snapshots, {self.seconds:.2f} s, {size:.1f} MiB held" if self._keeping else "no snapshots"
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from ..errors import NonFiniteError, UsageError
+from ..floats import format_of
 from ..records import TensorFacts
 from ..tensors import facts_of, is_finite, local_values
 from .moment import Slot
@@ -136,6 +138,15 @@ class Training:
         # the infinity norm: finite exactly when every element is, and it cannot overflow
         norms = torch._foreach_norm(wide, float("inf"))
         return torch.isfinite(torch.stack([n.float().to(self.device) for n in norms])).all()
+
+    def gradient_max(self) -> float:
+        """The largest value that every gradient can hold."""
+        return min(format_of(p.dtype).max if p.is_floating_point() else math.inf for _, p in self.parameters)
+
+    def updates_so_far(self) -> int:
+        """How many updates optimizers and schedulers have counted: a guard may join a run that has begun."""
+        steps = [int(s["step"]) for o in self.optimizers for s in o.state.values() if "step" in s]
+        return max([*steps, *(getattr(s, "last_epoch", 0) for s in self.schedulers), 0])
 
     def learning_rate(self) -> float:
         lr = self.optimizers[0].param_groups[0]["lr"]

@@ -1,0 +1,66 @@
+"""Run the benchmarks and write what they measured into docs/: `python benchmarks/run.py [name …]`.
+
+A benchmark is a module beside this one. Either it has a function ``report() -> str`` that measures and returns
+Markdown, which goes between its two markers in docs/performance.md under a line of versions (of the packages it
+names in ``PACKAGES``); or it is a script that keeps a page of its own and is called with ``--write``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from nanproof.files import write_atomic
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+BENCHMARKS = ("guard", "scan")
+
+
+def machine(packages: tuple[str, ...]) -> str:
+    """What the numbers below were measured with."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("nanproof", *packages))
+    return f"Python {platform.python_version()}, {versions}; {platform.machine()}, {os.cpu_count()} cores."
+
+
+def replace(page: str, name: str, text: str) -> str:
+    """Put a text between the markers of a benchmark; a benchmark that the page does not know yet goes to its end."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if begin not in page:
+        page = f"{page.rstrip()}\n\n## {name.capitalize()}\n\n{begin}\n{end}\n"
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+
+
+def run(name: str) -> bool:
+    """Run one benchmark; false when it failed."""
+    script = HERE / f"{name}.py"
+    if not script.exists():
+        print(f"{name}: there is no benchmarks/{script.name}, left out")
+        return True
+    print(f"{name}: measuring …", flush=True)
+    module = importlib.import_module(name)
+    if not hasattr(module, "report"):
+        return subprocess.run([sys.executable, str(script), "--write"], check=False).returncode == 0
+    text = f"{machine(getattr(module, 'PACKAGES', ()))}\n\n{module.report()}"
+    write_atomic(PAGE, replace(PAGE.read_text(encoding="utf-8"), name, text))
+    print(f"{text}\n\n{name}: written to docs/{PAGE.name}", flush=True)
+    return True
+
+
+def main(names: list[str]) -> int:
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        print(f"no benchmark {unknown[0]!r}. Next: choose from {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    failed = [name for name in names or BENCHMARKS if not run(name)]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
