@@ -8,6 +8,8 @@ READY := $(VENV)/.ready
 EXTRAS := torch,lint,gguf,remote,hf,lightning,dev
 # One thread for each test worker: two workers share two cores, and results do not depend on thread count.
 export OMP_NUM_THREADS ?= 1
+SEEDS ?= 200
+SEED ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench chaos docs setup clean
@@ -42,7 +44,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
 chaos: $(READY)
-	$(BIN)/python -m pytest -q tests/chaos --chaos
+	CHAOS_SEEDS=$(SEEDS) CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -q -n 2 tests/chaos
 
 docs: $(READY)
 	$(BIN)/python scripts/docs.py

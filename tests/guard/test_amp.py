@@ -143,3 +143,43 @@ def test_judged_norms_do_not_depend_on_the_scale() -> None:
         guard.step(closure(model, make_batches(1)[0]))
         norms.append(guard._post.run._recorder.recent[-1].grad_norm)
     assert abs(norms[0] / norms[1] - 1) < 1e-2
+
+
+def test_observing_leaves_a_scaler_loop_as_it_is() -> None:
+    """Policy.observe vetoes nothing; GradScaler still has its own say, as in the plain loop."""
+    batches = with_faults(make_batches(14), {9: "grad:nan", 11: "nan"})
+    model, optimizer, scaler, guard = make(policy="observe")
+    for b in batches:
+        guard.step(closure(model, b))
+    observed = digest(model, [optimizer], scaler)
+    assert guard.tally.kinds.total() == 2
+
+    seed_everything()
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    for b in batches:
+        scaler.scale(closure(model, b)()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert observed == digest(model, [optimizer], scaler)
+
+
+def test_a_dropped_microbatch_under_a_scaler() -> None:
+    clean = make_batches(12)
+
+    def train(batches: list[Any], last: int) -> str:
+        model, optimizer, scaler, guard = make(accumulate=3, on_bad_microbatch="microbatch")
+        for b in batches[:-last]:
+            guard.step(closure(model, b))
+        for b in batches[-last:]:
+            guard.step(closure(model, b))
+        guard.flush()
+        return digest(model, [optimizer], scaler)
+
+    for kind in ("nan", "grad:nan", "grad:+inf"):
+        bad = with_faults(clean, {10: kind})[10]
+        assert train([*clean[:10], bad, clean[10]], 3) == train(clean[:11], 2), kind

@@ -16,7 +16,8 @@ from .contents import Columns, Contents, element
 from .finite import Bytes, Sweep
 from .source import Source
 
-CHUNK = 1 << 20  # what one thread has in memory; larger falls out of the caches, smaller pays for calls
+CHUNK = 2 << 20  # what one thread has in memory: larger falls out of the caches, smaller pays for calls
+BUFFERS = 32 << 20  # what all threads have in memory together
 BLOCK = 16 << 20  # what one thread takes at a time
 
 Progress = Callable[[int], None]
@@ -62,6 +63,7 @@ def sweep_file(
 
     Also returns the offsets of what failed its checksum.
     """
+    chunk = max(1 << 18, min(CHUNK, BUFFERS // jobs))
     sweeps = _start(contents)
     failed: list[int] = []
     lock = threading.Lock()
@@ -70,12 +72,12 @@ def sweep_file(
 
     def work(task: _Task) -> None:
         if not hasattr(buffers, "own"):
-            buffers.own = np.empty(CHUNK, np.uint8)
+            buffers.own = np.empty(chunk, np.uint8)
         _run(source, task, buffers.own, lock, failed)
         if progress:
             progress(task.end - task.start)
 
-    share(_tasks(_regions(contents, sweeps), large, failed), work, min(jobs, -(-source.size // CHUNK)))
+    share(_tasks(_regions(contents, sweeps), chunk, large, failed), work, min(jobs, -(-source.size // chunk)))
     failed += [r.start for r in large if r.crc is not None and _joined(r) != r.crc]
     return sweeps, failed
 
@@ -171,15 +173,15 @@ class _Task:
     block: bool = False
 
 
-def _tasks(regions: Iterator[_Region], large: list[_Region], failed: list[int]) -> Iterator[_Task]:
+def _tasks(regions: Iterator[_Region], chunk: int, large: list[_Region], failed: list[int]) -> Iterator[_Task]:
     """Stretches of work; regions that are dealt out in blocks are also noted in ``large``."""
     few: list[_Region] = []
     for region in regions:
         size = region.end - region.start
-        if few and (region.end - few[0].start > CHUNK or not 0 <= region.start - few[-1].end <= CHUNK // 16):
+        if few and (region.end - few[0].start > chunk or not 0 <= region.start - few[-1].end <= chunk // 16):
             yield _Task(few[0].start, few[-1].end, few)
             few = []
-        if size > CHUNK:
+        if size > chunk:
             region.parts = {}
             large.append(region)
             step = BLOCK // region.unit * region.unit
@@ -211,7 +213,7 @@ def _run_block(source: Source, task: _Task, buffer: Bytes, lock: threading.Lock)
     region = task.regions[0]
     mine = [(s, Sweep(s.sweep.form)) for s in region.spans if s.start < task.end and s.end > task.start]
     crc = 0
-    chunk = CHUNK // region.unit * region.unit
+    chunk = len(buffer) // region.unit * region.unit
     view = buffer.data
     for at in range(task.start, task.end, chunk):
         size = min(chunk, task.end - at)

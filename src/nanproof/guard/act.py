@@ -49,8 +49,10 @@ class Backoff:
         self.factor, self._growth = state["factor"], state["growth"]
 
 
-def step_optimizers(training: Training, backoff: Backoff, veto: Tensor | None = None) -> None:
+def step_optimizers(training: Training, backoff: Backoff, *, veto: Tensor | None = None, scaled: bool = False) -> None:
     """Step every optimizer; with ``veto`` (a device flag) fused ones leave everything as it is when it is true.
+
+    With ``scaled`` GradScaler has its say, as in a plain loop; a step that was judged good does not need it.
 
     The backed-off learning rate is in force for this call only, so schedulers that compute from the last
     value are not disturbed.
@@ -63,7 +65,10 @@ def step_optimizers(training: Training, backoff: Backoff, veto: Tensor | None = 
         if veto is not None:
             optimizer.grad_scale, optimizer.found_inf = None, veto.to(torch.float32)  # type: ignore[attr-defined]
         try:
-            optimizer.step()
+            if scaled and training.scaler is not None:
+                training.scaler.step(optimizer)
+            else:
+                optimizer.step()
         finally:
             if veto is not None:
                 del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]

@@ -119,7 +119,7 @@ class Post:
         """Carry the step out; early warnings are recorded after it."""
         t, reading = self.training, seen.reading
         act.clip(t, self.max_norm, reading.grad_norm)
-        act.step_optimizers(t, self.backoff)
+        act.step_optimizers(t, self.backoff, scaled=not math.isfinite(reading.grad_norm))
         if t.scaler is not None:
             t.scaler.update()
         act.step_schedulers(t, reading.loss)
@@ -131,10 +131,12 @@ class Post:
     def answer(self, seen: Seen, verdict: Verdict, closure: Closure | None) -> Verdict:
         """A bad step: look closely, run it again if that can tell something, decide, act, record."""
         trial = self.examine(verdict, seen, closure)
-        if trial.ordinary_overflow():
-            self.tally.overflows += 1
-            self.run.record(seen.reading, trial.verdict, Action(kind="skip", reason="the loss scale was too large"))
-            return trial.verdict
+        if verdict.kind != "spike" and self.policy.mode != "observe":
+            trial.run_again()
+            if trial.ordinary_overflow():
+                self.tally.overflows += 1
+                self.run.record(seen.reading, trial.verdict, Action(kind="skip", reason="the loss scale was too large"))
+                return trial.verdict
         verdict = trial.verdict
         action = self.decide(verdict)
         if action.kind == "rerun":
@@ -146,6 +148,8 @@ class Post:
             self.commit(seen, verdict, action)
             return verdict
         self.moment.restore()
+        if seen.reading.scale is not None:
+            act.hold_scale(self.training, seen.reading.scale)
         if action.kind != "skip":
             self.go_back(verdict, action)
         self.finish(verdict, action, seen.reading)

@@ -42,7 +42,6 @@ class Trial:
         self._training = training
         self._policy = policy
         self._seen = seen
-        self._closure = closure
         self._scale = seen.reading.scale
         self._rerun: Rerun | None = None
         grads = training.gradients()
@@ -53,22 +52,22 @@ class Trial:
         self.verdict = name_culprits(
             verdict, [n for n, _ in bad], careful_norm([g for _, g in grads]) if overflowed else math.nan, overflowed
         )
-        if training.scaler is not None and self._scale is not None:
-            act.hold_scale(training, self._scale)  # whatever happens, this step's overflow is not counted twice
-        if (
-            closure is not None
-            and ranks is not None
-            and policy.rerun
-            and self.verdict.kind in ("nonfinite", "overflow")
-        ):
+        if closure is not None and ranks is not None and policy.rerun:
             self._rerun = Rerun(training, ranks, moment, closure, weights)
-            origin = self._rerun.classify(scaled=training.scaler is not None, older=older)
+        self._older = older
+
+    def run_again(self) -> None:
+        """Learn from a rerun, if there can be one, what kind of bad step this is."""
+        if self._scale is not None:
+            act.hold_scale(self._training, self._scale)  # this step's overflow is judged here, not by GradScaler
+        if self._rerun is not None:
+            origin = self._rerun.classify(scaled=self._scale is not None, older=self._older)
             rank = self.verdict.rank if self.verdict.rank is not None else self._rerun.culprit
             self.verdict = dataclasses.replace(self.verdict, origin=origin, rank=rank)
 
     def ordinary_overflow(self) -> bool:
         """Whether this is GradScaler looking for its scale: lowers the scale and says so."""
-        if self._scale is None or not math.isfinite(self._seen.reading.loss) or self.verdict.kind == "spike":
+        if self._scale is None or not math.isfinite(self._seen.reading.loss):
             return False
         lowest = self._scale * self._training.scaler.get_backoff_factor() < self._policy.min_scale
         if self._rerun is None:
