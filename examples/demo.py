@@ -99,7 +99,10 @@ def main() -> None:
         record = json.loads((incident / "incident.json").read_text())
         print(f"   first incident: {sorted(p.name for p in incident.iterdir())}")
         verdict = record["verdict"]
-        print(f"   verdict: {verdict['kind']} {verdict['level']}, origin: {verdict['origin']}\n")
+        place = record["location"]
+        print(f"   verdict: {verdict['kind']} {verdict['level']}, origin: {verdict['origin']}")
+        print(f"   located: {Path(place['file']).name}:{place['line']}, {place['mechanism']}: {place['why']}")
+        print(f"   verified by replay: {place['verified']}\n")
         print("3. The cause repaired: ops.masked_mean in place of sum / count.")
         rows["repaired"] = train(guarded=True, safe=True, run_dir=Path(folder) / "repaired")
         print("   nothing to veto.\n")

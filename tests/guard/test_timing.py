@@ -136,7 +136,8 @@ def extra_ops(sync: str) -> int:
     batches = make_batches(3)
     model, optimizer, guard = make(sync)
     scheduler = guard.training.schedulers[0]
-    guard.step(lambda: loss_of(model, batches[0]))
+    for _ in range(20):  # with a full window, as in a long run: limits move every step
+        guard.step(lambda: loss_of(model, batches[0]))
     with Ops() as guarded:
         guard.step(lambda: loss_of(model, batches[1]))
     with Ops() as plain:
@@ -150,8 +151,8 @@ def extra_ops(sync: str) -> int:
 
 def test_the_guard_adds_a_handful_of_operations() -> None:
     """It does not grow with the model: buffers are one foreach copy, the rest is a few scalars."""
-    assert extra_ops("exact") <= 14
-    assert extra_ops("late") <= 18
+    assert extra_ops("exact") <= 18
+    assert extra_ops("late") <= 22
 
 
 def test_a_tensor_is_returned_unchanged() -> None:

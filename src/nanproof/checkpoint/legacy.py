@@ -91,8 +91,7 @@ def _load_at(source: Source, at: int) -> Loaded:
                 raise damaged("ends in the middle of a pickle: the file is cut off") from None
             if size >= MAX_PICKLE:
                 raise refused(f"holds a pickle of more than {MAX_PICKLE >> 20} MB") from None
-            size *= 8
-            size = min(size, MAX_PICKLE)
+            size = min(2 * size, MAX_PICKLE)
 
 
 def _kinds(root: Any) -> dict[str, str]:

@@ -119,7 +119,12 @@ def _run(
     def name(module: Any, attribute: Any) -> Global:
         if type(module) is not str or type(attribute) is not str:
             raise TypeError
-        return names.setdefault((module, attribute), Global(module, attribute))
+        found = names.get((module, attribute))
+        if found is None:
+            nonlocal weight
+            weight += 500 + 4 * (len(module) + len(attribute))
+            found = names[module, attribute] = Global(module, attribute)
+        return found
 
     while at < end:
         place[0] = at
@@ -228,21 +233,22 @@ def _run(
             _extend(stack[-1], [last])
             weight += 8
         elif op == 0x47:  # BINFLOAT
-            number = Located(struct.unpack_from(">d", data, at)[0])
-            number.at = at
+            number = struct.unpack_from(">d", data, at)[0]
+            if stack and stack[-1] == "scale":  # the one float that a repair may have to find again
+                number = Located(number)
+                number.at = at
             push(number)
             at += 8
-            weight += 80
+            weight += 40
         elif op == 0x63:  # GLOBAL
             middle = data.index(b"\n", at)
             last = data.index(b"\n", middle + 1)
             push(name(data[at:middle].decode(), data[middle + 1 : last].decode()))
             at = last + 1
-            weight += 200
+            weight += 8
         elif op == 0x93:  # STACK_GLOBAL
             attribute = stack.pop()
             stack[-1] = name(stack[-1], attribute)
-            weight += 200
         elif op == 0x62:  # BUILD
             state = stack.pop()
             build(stack[-1], state)

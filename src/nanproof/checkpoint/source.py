@@ -23,6 +23,9 @@ class Source(Protocol):
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill the whole view from ``offset`` on, or raise `Flaw`."""
 
+    def take(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on, in one copy, or raise `Flaw`."""
+
     def close(self) -> None: ...
 
 
@@ -30,9 +33,7 @@ def read(source: Source, offset: int, size: int) -> bytes:
     """``size`` bytes at ``offset``; a range that the file does not have is damage, and costs no memory."""
     if offset < 0 or size < 0 or offset + size > source.size:
         raise damaged(f"needs bytes {offset:,} to {offset + size:,}, the file ends at {source.size:,}")
-    data = bytearray(size)
-    source.read_into(memoryview(data), offset)
-    return bytes(data)
+    return source.take(offset, size)
 
 
 def reason(error: OSError) -> str:
@@ -68,6 +69,15 @@ class LocalFile:
         except OSError as error:
             raise damaged(f"byte {offset + done:,} cannot be read: {reason(error)}") from None
 
+    def take(self, offset: int, size: int) -> bytes:
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as error:
+            raise damaged(f"byte {offset:,} cannot be read: {reason(error)}") from None
+        if len(data) != size:
+            raise damaged(f"ends at byte {offset + len(data):,}, {size - len(data):,} bytes early")
+        return data
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -82,13 +92,16 @@ class RemoteFile:
         self.name, self.size = path, size
 
     def read_into(self, view: memoryview, offset: int) -> None:
+        view[:] = self.take(offset, len(view))
+
+    def take(self, offset: int, size: int) -> bytes:
         try:
-            data = self._filesystem.cat_file(self._path, start=offset, end=offset + len(view))
+            data = self._filesystem.cat_file(self._path, start=offset, end=offset + size)
         except Exception as error:  # every store has errors of its own
             raise unreadable(f"cannot be fetched: {type(error).__name__}: {error}") from None
-        if len(data) != len(view):
-            raise damaged(f"ends {len(view) - len(data):,} bytes early")
-        view[:] = data
+        if len(data) != size:
+            raise damaged(f"ends {size - len(data):,} bytes early")
+        return bytes(data)
 
     def close(self) -> None:
         return None
@@ -102,6 +115,9 @@ class Memory:
 
     def read_into(self, view: memoryview, offset: int) -> None:
         view[:] = self._data[offset : offset + len(view)]
+
+    def take(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
 
     def close(self) -> None:
         return None
@@ -119,6 +135,9 @@ class Window:
         if offset + len(view) > self.size:
             raise damaged(f"an entry ends at byte {self.size:,} of its own")
         self._whole.read_into(view, self.start + offset)
+
+    def take(self, offset: int, size: int) -> bytes:
+        return self._whole.take(self.start + offset, size)
 
     def close(self) -> None:
         return None

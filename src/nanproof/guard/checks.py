@@ -18,7 +18,7 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 def check_numbers(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None and not value > 0:
-            or_none = ", or None" if name in ("max_norm", "snapshot_every") else ""
+            or_none = ", or None" if name in ("max_norm", "snapshot_every", "locate_seconds") else ""
             raise UsageError(f"{name} is {value}", hint=f"give a positive number{or_none}")
 
 

@@ -16,6 +16,7 @@ from ..errors import NanproofError, UsageError
 from ..records import Action, Verdict
 from . import checks
 from .audit import Audit
+from .finder import Finder
 from .judge import Trends
 from .keeper import Keeper
 from .late import Late
@@ -73,10 +74,12 @@ class Guard:
         deadline: float = 600.0,
         log_every: int = 50,
         incident_bytes: int = 64 << 20,
+        locate_seconds: float | None = 60.0,
     ) -> None:
         checks.check_numbers(
             max_norm=max_norm, accumulate=accumulate, every=every, snapshot_every=snapshot_every, window=window,
             keep=keep, deadline=deadline, log_every=log_every, incident_bytes=incident_bytes, chance=chance,
+            locate_seconds=locate_seconds,
         )  # fmt: skip
         checks.check_choice("on_bad_microbatch", on_bad_microbatch, ("window", "microbatch"))
         checks.check_choice("sync", sync, ("exact", "late"))
@@ -97,6 +100,7 @@ class Guard:
             training=t, policy=policy, ranks=ranks, run=run, ring=Ring(t, snapshot_every),
             keeper=Keeper(t, ranks, run, keep), trends=Trends(chance=chance), weights=dict(loss_weights or {}),
             window=window, max_norm=max_norm, local=self._drop and ranks.ddp,
+            finder=Finder(t, ranks, seconds=locate_seconds) if locate_seconds else None,
         )  # fmt: skip
         self._late = Late(self._post, self._probe) if sync == "late" else None
         self.tally = run.tally

@@ -57,7 +57,14 @@ class IncidentFolder:
     def full(self) -> bool:
         return self._written >= FULL_BUNDLES
 
-    def write(self, incident: Incident, batch: Any, buffers: dict[str, Tensor], random: dict[str, Any]) -> Path | None:
+    def write(
+        self,
+        incident: Incident,
+        batch: Any,
+        buffers: dict[str, Tensor],
+        random: dict[str, Any],
+        weights: dict[str, Tensor],
+    ) -> Path | None:
         """Keep an incident; None when there are too many already."""
         if self._written >= RECORDS:
             return None
@@ -73,6 +80,7 @@ class IncidentFolder:
                 if batch is not None:
                     self._write_batch(folder, batch, bundle, notes)
                 self._write_tensors(folder, "buffers", buffers, bundle, notes)
+                self._write_tensors(folder, "weights", weights, bundle, notes)
                 _write_random(folder, random, bundle)
             record = dataclasses.replace(incident, bundle=bundle, notes=tuple(notes), id=target.name)
             write_atomic(folder / "incident.json", json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n")

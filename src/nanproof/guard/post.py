@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import GuardStop
+from ..locate import Location
 from ..records import Action, Level, Reading, TensorFacts, Verdict
 from ..tensors import is_finite
 from . import act
 from .feed import Feed
+from .finder import Finder
 from .judge import Trends, judge
 from .keeper import Keeper
 from .moment import Moment
@@ -49,10 +52,12 @@ class Post:
         window: int,
         max_norm: float | None,
         local: bool,
+        finder: Finder | None,
     ) -> None:
         self.training, self.policy, self.ranks, self.run = training, policy, ranks, run
         self.ring, self.keeper, self.trends, self.weights = ring, keeper, trends, weights
         self.max_norm = max_norm
+        self.finder = finder
         self.local = local
         """Whether this rank judges its micro-batches by itself (DDP, dropping single ones)."""
         self.window = Window(size=window, warmup=max(1, window // 2))
@@ -99,6 +104,13 @@ class Post:
             self.training, ranks, self.moment, older, self.policy, self.weights, verdict, seen, self._again(closure)
         )
 
+    def find(self, verdict: Verdict, action: Action, closure: Closure | None) -> Location | None:
+        """The operation that broke a step which is not carried out."""
+        if self.finder is None or verdict.kind not in ("nonfinite", "overflow") or action.kind in ("commit", "rerun"):
+            return None
+        again = self._again(closure)
+        return self.finder.find(verdict, again, self.feed.batch, self.moment) if again is not None else None
+
     def _again(self, closure: Closure | None) -> Closure | None:
         """The closure for a replay: it must see the same batches, and not use up new ones."""
 
@@ -141,7 +153,7 @@ class Post:
         action = self.decide(verdict)
         if action.kind == "rerun":
             seen = dataclasses.replace(seen, reading=trial.second_reading())
-        self.note(verdict, action, trial.facts)
+        self.note(verdict, action, trial.facts, self.find(verdict, action, closure))
         if action.kind in ("commit", "rerun"):
             if verdict.kind == "spike" and self.policy.mode == "protect":
                 self.window.clear()  # a new level was accepted: learn it
@@ -222,7 +234,9 @@ class Post:
     def warn(self, seen: Seen) -> Verdict | None:
         """Headroom that keeps shrinking, a model that is dead: recorded, never vetoed."""
         step = seen.reading.step
-        warning = self.trends.headroom(step, dict(seen.headroom)) or self.trends.dead(step, *self.window.medians())
+        warning = self.trends.headroom(step, dict(seen.headroom))
+        if warning is None and self.trends.chance is not None:
+            warning = self.trends.dead(step, *self.window.medians())
         if warning is not None:
             self.note(warning, self.decide(warning), [])
         return warning
@@ -242,10 +256,13 @@ class Post:
             self.ranks.note(verdict.kind, action.kind, str(verdict.step))
         self.run.record(reading, verdict, action)
 
-    def note(self, verdict: Verdict, action: Action, facts: Sequence[TensorFacts]) -> None:
+    def note(
+        self, verdict: Verdict, action: Action, facts: Sequence[TensorFacts], location: Location | None = None
+    ) -> None:
         """Keep an incident; that must not fail the run."""
         try:
-            self.run.incident(verdict, action, facts, self.taps, self.feed.batch, self.moment)
+            weights: dict[str, Tensor] = {} if self.training.sharded else dict(self.training.model.named_parameters())
+            self.run.incident(verdict, action, facts, self.taps, self.feed.batch, self.moment, weights, location)
         except Exception as error:
             self.tally.failures.append(f"incident not kept: {type(error).__name__}: {error}")
             log.error("nanproof: incident at step %d not kept", verdict.step, exc_info=error)

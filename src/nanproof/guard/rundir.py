@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..files import Lock, make_folder
+from ..locate import Location
 from ..records import Action, Incident, Reading, TensorFacts, Verdict
 from .incident import IncidentFolder, environment, now
 from .moment import Moment
@@ -60,6 +62,8 @@ class RunDir:
         taps: Taps,
         batch: Any,
         moment: Moment,
+        weights: dict[str, Tensor],
+        location: Location | None,
     ) -> Incident:
         """Keep an incident: on the first rank and on the one it came from."""
         heard = taps.facts()
@@ -69,15 +73,17 @@ class RunDir:
             id=f"{verdict.step:06d}{suffix}", step=verdict.step, time=now(), rank=self._rank, world_size=self._world,
             verdict=verdict, action=action, tensors=tuple(looked), taps=heard,
             readings=tuple(self._recorder.recent), environment=environment(self._device),
+            location=location.to_json() if location is not None else None,
         )  # fmt: skip
         where = None
         if self._incidents is not None and self._rank in (0, verdict.rank):
             states = (moment.buffers(), moment.random) if moment.taken else ({}, {})
-            where = self._incidents.write(incident, batch, *states)
+            where = self._incidents.write(incident, batch, *states, weights)
         if self._rank == 0:
             first = next((f for f in heard if f.bad), None)
             tapped = f"; first bad tap: {first}" if first else ""
             detail = f"; {looked[0]}" if looked else ""
+            detail = f"; {location.file}:{location.line} {location.op}: {location.why}" if location else detail
             kept = f"; {where}" if where else ""
             log.warning("nanproof: %s → %s (%s)%s%s%s", verdict, action.kind, action.reason, detail, tapped, kept)
         return incident

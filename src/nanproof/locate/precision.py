@@ -11,31 +11,35 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-HALVES = (torch.float16, torch.bfloat16)
+_BITS = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
+_CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}
 
 
 class _Widen(TorchFunctionMode):
-    """Gives every torch function its half-precision arguments in a wider format."""
+    """Gives every torch function its narrower arguments in a wider format."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
         self.widened = False
 
+    def narrow(self, dtype: torch.dtype) -> bool:
+        return _BITS.get(dtype, 99) < _BITS[self.dtype]
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in ("half", "bfloat16"):
+        if name in _CASTS and self.narrow(_CASTS[name]):
             self.widened = True
-            return args[0]
+            return args[0].to(self.dtype) if self.narrow(args[0].dtype) else args[0]
         if name.endswith("_") or name in ("__set__", "__get__") or "out" in kwargs:
             return function(*args, **kwargs)  # writes into memory of a fixed format
 
         def widen(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.dtype in HALVES:
+            if isinstance(value, Tensor) and self.narrow(value.dtype):
                 self.widened = True
                 return value.to(self.dtype)
-            if isinstance(value, torch.dtype) and value in HALVES:
+            if isinstance(value, torch.dtype) and self.narrow(value):
                 self.widened = True
                 return self.dtype
             return value
@@ -45,13 +49,13 @@ class _Widen(TorchFunctionMode):
 
 @contextmanager
 def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
-    """A block in which half-precision parameters, values and autocast regions are all ``dtype``.
+    """A block in which parameters, values and autocast regions of narrower formats are all ``dtype``.
 
-    Yields an object whose ``widened`` says whether anything was in half precision at all. Gradients are
+    Yields an object whose ``widened`` says whether anything was narrower at all. Gradients are
     computed in the wide format and thrown away with it.
     """
     mode = _Widen(dtype)
-    kept = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.dtype in HALVES]
+    kept = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if mode.narrow(t.dtype)]
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__enter__
     changed: list[tuple[Any, bool]] = []

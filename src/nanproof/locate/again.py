@@ -1,0 +1,81 @@
+"""Playing an incident again in a new process, with the user's own code."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from .bundle import Bundle, read_bundle
+from .find import locate
+from .location import Location
+from .precision import in_precision
+from .replay import Scene, run_step
+from .trace import kind_of
+
+
+def load_factory(spec: str) -> Callable[[Any], tuple[nn.Module, Callable[[], Any]]]:
+    """``train.py:make_step`` as a function: it takes the batch and returns the model and a step function."""
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file():
+        raise UsageError(f"there is no file {file or spec!r}", hint="write --step train.py:make_step")
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    module_spec.loader.exec_module(module)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise UsageError(f"{file} has no function {name!r}", hint="it takes the batch and returns (model, step_fn)")
+    found: Callable[[Any], tuple[nn.Module, Callable[[], Any]]] = factory
+    return found
+
+
+def play_again(
+    folder: str | Path, factory: Callable[[Any], tuple[nn.Module, Callable[[], Any]]], precision: str | None = None
+) -> Location:
+    """Replay an incident from disk: where it fails, or what differs if it does not.
+
+    ``factory(batch)`` returns the model and a function that computes the loss from it. With ``precision``
+    ("float32" or "float64") the step is played in that format, to learn whether precision alone explains it.
+    """
+    bundle = read_bundle(Path(folder))
+    model, step = factory(bundle.batch)
+    bundle.set_up(model)
+    if precision is not None:
+        return _in_other_precision(model, step, bundle, precision)
+    found = locate(step, model=model, batch=bundle.batch)
+    if found.reproduced:
+        return found
+    return dataclasses.replace(found, notes=(*found.notes, *differences(bundle)))
+
+
+def differences(bundle: Bundle) -> tuple[str, ...]:
+    """What of this process is not as it was at the incident."""
+    then = bundle.incident.environment
+    now = {"torch": str(torch.__version__), "python": sys.version.split()[0], "threads": str(torch.get_num_threads())}
+    found = [f"{k} was {then[k]}, is {v}" for k, v in now.items() if k in then and then[k] != v]
+    for name, part in (("batch", bundle.batch), ("weights", bundle.weights), ("random states", bundle.random)):
+        if not part:
+            found.append(f"the incident kept no {name}")
+    return tuple(found)
+
+
+def _in_other_precision(model: nn.Module, step: Callable[[], Any], bundle: Bundle, precision: str) -> Location:
+    scene = Scene(model, bundle.batch)
+    with scene.kept(), in_precision(model, getattr(torch, precision)):
+        loss = run_step(step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        bad = kind_of(loss) or any(kind_of(p.grad) for p in model.parameters() if p.grad is not None)
+    told = f"in {precision} the step {'fails too: precision alone does not explain it' if bad else 'is finite'}"
+    return Location(reproduced=bool(bad), notes=(told,))

@@ -1,0 +1,95 @@
+"""An incident's folder, read back: enough of a bad step to play it again in another process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ..errors import FormatError, UsageError
+from ..records import Incident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What an incident kept."""
+
+    incident: Incident
+    batch: Any
+    weights: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    random: dict[str, Any]
+
+    def set_up(self, model: nn.Module) -> None:
+        """Give a model the weights and buffers of the bad step, and this process its random states."""
+        own = dict(model.state_dict())
+        kept = {**self.weights, **{k: v for k, v in self.buffers.items() if k in own}}
+        missing = sorted(set(dict(model.named_parameters())) - set(kept))
+        strange = sorted(set(self.weights) - set(own))
+        if strange or (missing and self.weights):
+            raise UsageError(
+                f"this is not the model of the incident: {(strange or missing)[0]} is only in one of them",
+                hint="build the model as the training script does",
+            )
+        model.load_state_dict(kept, strict=False)
+        if self.random:
+            set_random_states(self.random)
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Read an incident's folder; nothing in it is executed."""
+    record = folder / "incident.json"
+    if not record.is_file():
+        raise UsageError(f"{folder} is no incident", hint="give a folder below run_dir/incidents")
+    try:
+        incident = Incident.from_json(json.loads(record.read_text()))
+    except ValueError as error:
+        raise FormatError(f"{record} cannot be read: {error}") from error
+    tensors = _tensors(folder / "batch.safetensors")
+    outline = folder / "batch.json"
+    batch = _rebuild(json.loads(outline.read_text()), tensors) if outline.is_file() else None
+    random: dict[str, Any] = dict(_tensors(folder / "rng.safetensors"))
+    plain = folder / "rng.json"
+    random |= json.loads(plain.read_text()) if plain.is_file() else {}
+    weights, buffers = _tensors(folder / "weights.safetensors"), _tensors(folder / "buffers.safetensors")
+    return Bundle(incident=incident, batch=batch, weights=weights, buffers=buffers, random=random)
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """The random states of a bundle, in force in this process."""
+    import random
+
+    import numpy as np
+
+    if "python" in states:
+        version, numbers, gauss = states["python"]
+        random.setstate((version, tuple(numbers), gauss))
+    if "torch" in states:
+        torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    return load_file(path) if path.is_file() else {}
+
+
+def _rebuild(outline: Any, tensors: dict[str, Tensor]) -> Any:
+    """The batch from its outline; objects of the user's own classes become plain namespaces."""
+    if not isinstance(outline, dict):
+        return outline
+    if "tensor" in outline:
+        return tensors.get(outline["tensor"])
+    items = {k: _rebuild(v, tensors) for k, v in outline.get("items", {}).items()}
+    if outline.get("kind") == "tuple":
+        return tuple(items.values())
+    if outline.get("kind") == "list":
+        return list(items.values())
+    return items if outline.get("kind") in ("dict", "BatchEncoding", "OrderedDict") else SimpleNamespace(**items)

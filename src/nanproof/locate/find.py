@@ -1,0 +1,150 @@
+"""`locate`: play the step again, find the first bad operation, say why, and prove it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .blame import blame, is_meant, relevant_parents
+from .location import Location, Phase
+from .mechanism import mechanism_of
+from .precision import in_precision
+from .replay import Scene, batch_tensors, bind, run_step
+from .trace import Event, Trace, key_of, kind_of
+
+
+def locate(
+    step_fn: Callable[..., Any],
+    *,
+    model: nn.Module,
+    batch: Any = None,
+    max_bytes: int = 256 << 20,
+    verify: bool = True,
+    lockstep: bool = False,
+) -> Location:
+    """Find the operation that makes a step's loss or gradients non-finite.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> location = locate(lambda: torch.log(model(torch.zeros(1, 2)) * 0).sum(), model=model)
+    >>> location.mechanism, location.op, location.verified
+    ('pole', 'log', True)
+
+    ``step_fn()`` or ``step_fn(model, batch)`` returns the loss; it must not call backward. Model, gradients,
+    random states and batch are left as they were. ``max_bytes`` caps the evidence that is kept. ``lockstep``
+    plays forward and backward exactly once whatever is found, so that ranks can do it together.
+    """
+    step = bind(step_fn, model, batch)
+    scene = Scene(model, batch)
+    with scene.kept(), torch.compiler.set_stance("force_eager"):
+        trace, loss, sinks = _play(step, scene, batch, max_bytes, lockstep)
+        scene.complain()
+        if not sinks:
+            return Location(reproduced=False, notes=_what_differs(loss))
+        found = blame(trace.events, sinks)
+        if not found.origins:
+            return Location(
+                reproduced=True, notes=("a bad value came from outside the step and could not be followed",)
+            )
+        places = [_place(trace.events, o) for o in found.origins]
+        primary = dataclasses.replace(places[0], chain=_way(found.chain, loss), also=tuple(places[1:5]))
+        if lockstep:
+            return primary
+        if primary.mechanism in ("pole", "invalid") and primary.phase != "leaf" and _good_in_float64(step, scene):
+            why = f"{primary.why}; the whole step is finite in float64: a value was lost before"
+            primary = dataclasses.replace(primary, mechanism="underflow", why=why)
+        if verify:
+            primary = dataclasses.replace(primary, verified=_verified(step, scene, batch, found.origins))
+        return primary
+
+
+def _play(
+    step: Callable[[], Any], scene: Scene, batch: Any, max_bytes: int, lockstep: bool
+) -> tuple[Trace, Tensor, list[int]]:
+    """One traced pass; the events that the bad loss or gradients came from."""
+    scene.reset()
+    trace = Trace(scene.model, _leaves(scene.model, batch), max_bytes=max_bytes)
+    with trace:
+        loss = run_step(step)
+    bad_loss = [trace.producer[key_of(loss)]] if kind_of(loss) and key_of(loss) in trace.producer else []
+    if kind_of(loss) and not lockstep:
+        return trace, loss, bad_loss
+    if loss.grad_fn is not None:
+        trace.learn_graph(loss.grad_fn)
+        with trace:
+            loss.backward()  # type: ignore[no-untyped-call]
+    if bad_loss:
+        return trace, loss, bad_loss
+    if trace.sinks:  # several ranks: what this rank itself sent into a reduction
+        return trace, loss, trace.sinks
+    if lockstep:
+        return trace, loss, []  # bad gradients without a bad value of this rank's own came from another rank
+    bad = [p.grad for p in scene.model.parameters() if p.grad is not None and kind_of(p.grad)]
+    bad += [t.grad for _, t in batch_tensors(batch) if t.grad is not None and kind_of(t.grad)]
+    return trace, loss, sorted({trace.producer[key_of(g)] for g in bad if key_of(g) in trace.producer})
+
+
+def _leaves(model: nn.Module, batch: Any) -> list[tuple[str, Tensor]]:
+    named = [(f"parameter {n}", p.detach()) for n, p in model.named_parameters()]
+    named += [(f"buffer {n}", b) for n, b in model.named_buffers() if b.is_floating_point()]
+    return named + [(n, t) for n, t in batch_tensors(batch) if t.is_floating_point() or t.is_complex()]
+
+
+def _place(events: list[Event], event: Event) -> Location:
+    file, line, function = event.frames[0] if event.frames else ("", 0, "")
+    meant = any(is_meant(events, events[p]) for p in relevant_parents(events, event))
+    mechanism, why = mechanism_of(event, meant)
+    phase: Phase = event.phase  # type: ignore[assignment]
+    leaf = event.leaf
+    if leaf and event.output is not None and event.output.first_bad is not None:
+        leaf = f"{leaf}{list(event.output.first_bad)}"
+    return Location(
+        reproduced=True, phase=phase, op=event.op, file=file, line=line, function=function, module=event.module,
+        mechanism=mechanism, why=why, inputs=tuple(event.inputs), outputs=(event.output,) if event.output else (),
+        leaf=leaf,
+    )  # fmt: skip
+
+
+def _way(chain: list[Event], loss: Tensor) -> tuple[str, ...]:
+    names = [e.op or e.leaf for e in chain]
+    short = [n for i, n in enumerate(names) if i == 0 or n != names[i - 1]]
+    return (*short, "loss" if kind_of(loss) else "gradient")
+
+
+def _verified(step: Callable[[], Any], scene: Scene, batch: Any, origins: list[Event]) -> bool | None:
+    """Whether the step is finite when only the first origin is neutralised; None when it cannot be (a leaf)."""
+    first = origins[0]
+    if first.call < 0:
+        return None
+    scene.reset()
+    trace = Trace(scene.model, [], patch=frozenset([first.call]), patch_seq=frozenset([first.seq]))
+    with trace:
+        loss = run_step(step)
+        if loss.grad_fn is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+    return not kind_of(loss) and not any(kind_of(p.grad) for p in scene.model.parameters() if p.grad is not None)
+
+
+def _good_in_float64(step: Callable[[], Any], scene: Scene) -> bool:
+    scene.reset()
+    try:
+        with in_precision(scene.model, torch.float64):
+            loss = run_step(step)
+            if loss.grad_fn is not None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            grads = [p.grad for p in scene.model.parameters() if p.grad is not None]
+            return not kind_of(loss) and not any(map(kind_of, grads))
+    except Exception:
+        return False  # code that insists on its dtype gives no answer
+
+
+def _what_differs(loss: Tensor) -> tuple[str, ...]:
+    return (
+        f"loss {float(loss.detach()):.6g}, all gradients finite",
+        "if it failed before: the batch, the random states, the weights, the device or the versions differ now,",
+        "or only compiled code fails (the replay runs eagerly)",
+    )

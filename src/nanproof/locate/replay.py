@@ -1,0 +1,146 @@
+"""Playing a step again without leaving a trace: model, gradients, random states and batch stay as they were."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+
+Step = Callable[[], Tensor]
+
+
+def bind(step_fn: Callable[..., Any], model: nn.Module, batch: Any) -> Callable[[], Any]:
+    """``step_fn()``, ``step_fn(model)`` or ``step_fn(model, batch)``, whichever it can be called as."""
+    try:
+        signature = inspect.signature(step_fn)
+    except (TypeError, ValueError):
+        return lambda: step_fn()
+    for given in ((), (model, batch), (model,)):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return functools.partial(step_fn, *given)
+    raise UsageError(
+        f"step_fn{signature} needs arguments that locate does not have",
+        hint="write it as step_fn() or step_fn(model, batch), returning the loss",
+    )
+
+
+class Scene:
+    """The state around a step: restored before every replay, and left as found at the end."""
+
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        self.model = model
+        self._buffers = [(b, b.detach().clone()) for b in model.buffers()]
+        self._parameters = [(p, p._version) for p in model.parameters()]
+        self._gradients = [(p, p.grad) for p in model.parameters()]
+        self._batch = [(name, t, t.detach().clone(), t._version) for name, t in batch_tensors(batch)]
+        self._random = _random_states()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A block after which everything is as it was, whatever happened in it."""
+        try:
+            yield
+        finally:
+            self.reset()
+            for p, grad in self._gradients:
+                p.grad = grad
+
+    def reset(self) -> None:
+        """Go back to the moment before the step."""
+        with torch.no_grad():
+            for buffer, copy in self._buffers:
+                if buffer.shape == copy.shape:
+                    buffer.copy_(copy)
+            for _, tensor, copy, _ in self._batch:
+                if not torch.equal(tensor, copy) and not (tensor.is_floating_point() and bool(tensor.isnan().any())):
+                    tensor.copy_(copy)
+        for p, _ in self._gradients:
+            p.grad = None
+        _set_random_states(self._random)
+
+    def complain(self) -> None:
+        """Raise when the step changed what it must not."""
+        for name, tensor, _, version in self._batch:
+            if tensor._version != version:
+                raise UsageError(
+                    f"step_fn changes the batch in place ({name})", hint="work on a copy: a replay needs the same batch"
+                )
+        for p, version in self._parameters:
+            if p._version != version:
+                raise UsageError(
+                    "step_fn changes the parameters",
+                    hint="return the loss; leave backward and optimizer.step out of it",
+                )
+
+
+def run_step(step: Callable[[], Any]) -> Tensor:
+    """The loss of one replay; what the user's code raises is named, not hidden."""
+    try:
+        loss = step()
+    except UsageError:
+        raise
+    except StopIteration as error:
+        raise UsageError(
+            "step_fn reads from a loader that has ended", hint="fetch the batch before, and pass it as batch="
+        ) from error
+    except Exception as error:
+        raise UsageError(
+            f"step_fn raised {type(error).__name__}: {error}", hint="make step_fn() run on its own first"
+        ) from error
+    if isinstance(loss, dict):
+        loss = torch.stack([v.reshape(()) for v in loss.values()]).sum()
+    if isinstance(loss, tuple) and loss and isinstance(loss[0], Tensor):
+        loss = loss[0]
+    loss = getattr(loss, "loss", loss) if not isinstance(loss, Tensor) else loss
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UsageError(f"step_fn returned {found}, not a loss", hint="return the loss as a tensor of one element")
+    return loss
+
+
+def batch_tensors(batch: Any, name: str = "batch", depth: int = 0) -> list[tuple[str, Tensor]]:
+    """The tensors of a batch with their paths."""
+    if isinstance(batch, Tensor):
+        return [(name, batch)]
+    if depth > 5 or isinstance(batch, str | bytes | int | float | type(None)):
+        return []
+    if isinstance(batch, dict):
+        items = list(batch.items())
+    elif isinstance(batch, list | tuple):
+        keys = getattr(batch, "_fields", range(len(batch)))
+        items = list(zip(keys, batch, strict=True))
+    else:
+        items = list(vars(batch).items()) if hasattr(batch, "__dict__") else []
+    return [
+        found for k, v in items for found in batch_tensors(v, f"{name} {k}" if depth == 0 else f"{name}.{k}", depth + 1)
+    ]
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])

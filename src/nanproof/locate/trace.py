@@ -1,0 +1,251 @@
+"""One pass over a step, forward and backward, that remembers every operation which produced a bad value.
+
+Backward operations are tied to the forward line that they belong to by autograd's sequence numbers, so a bad
+gradient is located at the line whose derivative it is, without anomaly mode.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..records import TensorFacts
+from ..tensors import facts_of, local_values
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
+_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
+FINITE, INF, NAN = 0, 1, 2
+
+Frame = tuple[str, int, str]
+
+
+@dataclass(slots=True)
+class Event:
+    """One operation that produced a bad value, or a value that was bad on arrival."""
+
+    number: int
+    op: str
+    phase: str
+    kind: int
+    frames: list[Frame]
+    module: str
+    parents: list[tuple[int, int]] = field(default_factory=list)
+    """Which bad inputs it had: their kind, and the event that made them (−1: nobody knows)."""
+    node: str = ""
+    seq: int = -1
+    """The autograd sequence number of its node, counted from the beginning of the pass."""
+    call: int = -1
+    """Which operation of the pass it was."""
+    function: Any = None
+    args: Any = None
+    kwargs: Any = None
+    inputs: list[TensorFacts] = field(default_factory=list)
+    output: TensorFacts | None = None
+    leaf: str = ""
+    makers: tuple[str, ...] = ()
+    """Which operations made its inputs."""
+
+
+class Trace(TorchDispatchMode):
+    """Watches a step. ``patch`` neutralises chosen operations: their output, and that of their backward."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        leaves: list[tuple[str, Tensor]],
+        *,
+        max_bytes: int = 256 << 20,
+        patch: frozenset[int] = frozenset(),
+        patch_seq: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[Event] = []
+        self.producer: dict[int, int] = {}
+        self.sinks: list[int] = []
+        """Events whose bad values were about to be reduced over ranks."""
+        self._maker: dict[int, str] = {}
+        self._names = {id(m): n or type(m).__name__ for n, m in model.named_modules()}
+        self._modules: list[str] = []
+        self._sites: dict[int, tuple[str, list[Frame], str]] = {}
+        self._feeders: dict[Any, list[Any]] = {}
+        self._count = 0
+        self._base = torch._C._autograd._get_sequence_nr()
+        self._left = max_bytes
+        self._patch, self._patch_seq = patch, patch_seq
+        self._hooks: list[Any] = []
+        for name, tensor in leaves:
+            kind = kind_of(tensor)
+            if kind:
+                facts = facts_of(name, tensor)
+                event = Event(len(self.events), "", "leaf", kind, [], "", leaf=name, output=facts)
+                self.producer[key_of(tensor)] = event.number
+                self.events.append(event)
+
+    def __enter__(self) -> Trace:
+        def enter(module: nn.Module, _: Any) -> None:
+            self._modules.append(self._names.get(id(module), type(module).__name__))
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            self._modules.pop()
+
+        self._hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def learn_graph(self, root: Any) -> None:
+        """Who feeds gradients into whom, for values that are born outside torch's sight."""
+        todo, seen = [root], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            for child, _ in node.next_functions:
+                if child is not None:
+                    self._feeders.setdefault(child, []).append(node)
+                    todo.append(child)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._count += 1
+        number = self._count
+        node = torch._C._current_autograd_node()
+        seq = torch._C._autograd._get_sequence_nr() - 1
+        base = function._schema.name.split("::")[1]
+        frames = user_frames()
+        site = self._sites.get(node._sequence_nr()) if node is not None else None
+        module = site[2] if site and not frames else self._modules[-1] if self._modules else ""
+        if frames or site is None:
+            here = (base, frames, module)
+        else:
+            here = site
+        self._sites.setdefault(seq, here)
+        mutates = function._schema.is_mutable
+        tensors = floats_in((args, kwargs))
+        before = [(kind_of(t), key_of(t), t.detach().clone()) for t in tensors] if mutates else None
+        if function.namespace == "c10d" and "reduce" in base:
+            self._meet_reduction(base, args)
+        out = function(*args, **kwargs)
+        outputs = floats_in(out)
+        if number in self._patch or (node is not None and node._sequence_nr() - self._base in self._patch_seq):
+            for t in outputs:
+                if not torch._debug_has_internal_overlap(t):
+                    t.nan_to_num_(0.0, 0.0, 0.0)
+        if base.startswith(("empty", "new_empty")):
+            return out  # memory that nobody has written is not a value
+        inside = {key_of(t) for t in tensors_in((args, kwargs))}
+        for o in tensors_in(out):
+            if key_of(o) not in inside:
+                self._maker[key_of(o)] = base
+        for o in outputs:
+            key = key_of(o)
+            if key in inside and not mutates:
+                continue  # a view: its producer is that of the viewed
+            kind = kind_of(o)
+            if not kind:
+                self.producer.pop(key, None)
+                continue
+            known = before or [(kind_of(t), key_of(t), t) for t in tensors]
+            self._record(number, function, base, args, kwargs, known, o, kind, node, seq, frames, here)
+        return out
+
+    def _record(
+        self, number: int, function: Any, base: str, args: Any, kwargs: Any, known: list[tuple[int, int, Tensor]],
+        out: Tensor, kind: int, node: Any, seq: int, frames: list[Frame], here: tuple[str, list[Frame], str],
+    ) -> None:  # fmt: skip
+        parents = [(k, self.producer.get(key, -1)) for k, key, _ in known if k]
+        if node is not None and parents and all(p == -1 for _, p in parents):
+            outside = self._outside(node)
+            parents = [(k, outside) for k, _ in parents]
+        size = sum(t.nbytes for _, _, t in known)
+        keep = size <= self._left
+        self._left -= size if keep else 0
+        mutates = function._schema.is_mutable
+        event = Event(
+            len(self.events), base, "forward" if node is None else "backward", kind, frames or here[1], here[2],
+            parents=parents, call=number, node=node.name() if node is not None else "",
+            seq=(node._sequence_nr() if node is not None else seq) - self._base, function=function,
+            args=args if keep and not mutates else None, kwargs=kwargs,
+            inputs=[facts_of(f"input {i}", t) for i, (_, _, t) in enumerate(known)] if keep else [],
+            output=facts_of("output", out), makers=tuple(self._maker.get(key_of(t), "") for t in tensors_in(args)),
+        )  # fmt: skip
+        self.events.append(event)
+        self.producer[key_of(out)] = event.number
+
+    def _outside(self, node: Any) -> int:
+        """The event for a value that came out of an autograd node without any operation that torch saw."""
+        for feeder in self._feeders.get(node, []):
+            site = self._sites.get(feeder._sequence_nr())
+            frames = list(site[1]) if site else []
+            if isinstance(feeder, torch.autograd.function.BackwardCFunction) and len(frames) > 1:
+                frames = frames[1:]  # not the line inside its forward: the line that applied it
+            event = Event(
+                len(self.events), feeder.name(), "outside", NAN, frames, site[2] if site else "", node=feeder.name()
+            )
+            self.events.append(event)
+            return event.number
+        return -1
+
+    def _meet_reduction(self, base: str, args: Any) -> None:
+        sent = args[1] if "scatter" in base else args[0]
+        for t in floats_in(sent):
+            if kind_of(t) and key_of(t) in self.producer:
+                self.sinks.append(self.producer[key_of(t)])
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a call that have memory."""
+    return [t for t in tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided]
+
+
+def floats_in(value: Any) -> list[Tensor]:
+    """The floating and complex tensors of a call, empty ones left out."""
+    return [
+        t for t in tree_leaves(value)
+        if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.numel()
+    ]  # fmt: skip
+
+
+def kind_of(tensor: Tensor) -> int:
+    """Finite, with infinities, or with NaN: one pass for a finite tensor."""
+    values = local_values(tensor)
+    if not values.is_floating_point() or not values.numel():
+        return FINITE
+    if values.element_size() == 1:
+        values = values.float()
+    largest = float(torch.linalg.vector_norm(values, float("inf")))
+    if largest != largest:
+        return NAN
+    return INF if largest == float("inf") else FINITE
+
+
+def key_of(tensor: Tensor) -> int:
+    """What identifies the memory behind a tensor and all its views."""
+    return int(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)
+
+
+def user_frames() -> list[Frame]:
+    """The user's lines behind the current operation, innermost first, up to the autograd engine's border."""
+    frame: Any = sys._getframe(2)
+    found: list[Frame] = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_engine_run_backward" and code.co_filename.startswith(_TORCH):
+            break
+        if not code.co_filename.startswith((_TORCH, _HERE)) and not code.co_filename.startswith("<frozen "):
+            found.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return found
