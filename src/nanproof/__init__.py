@@ -15,10 +15,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .checkpoint import scan as scan
     from .errors import NanproofError as NanproofError
     from .guard import Guard as Guard
     from .guard import Policy as Policy
     from .guard import tap as tap
+    from .locating import locate as locate
     from .records import Finding as Finding
     from .records import Incident as Incident
     from .records import Verdict as Verdict
@@ -29,13 +31,15 @@ _HOMES = {
     "Guard": "guard",
     "Policy": "guard",
     "tap": "guard",
+    "locate": "locating",
+    "scan": "checkpoint",
     "Verdict": "records",
     "Incident": "records",
     "Finding": "records",
     "NanproofError": "errors",
 }
 
-__all__ = ["Finding", "Guard", "Incident", "NanproofError", "Policy", "Verdict", "tap"]
+__all__ = ["Finding", "Guard", "Incident", "NanproofError", "Policy", "Verdict", "locate", "scan", "tap"]
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from nanproof import Guard, Policy, files
@@ -268,6 +272,51 @@ def sharded(rank: int, folder: str) -> tuple[str, str, int, str]:
     except NonFiniteError as error:
         said = str(error)
     return whole, again, audit.update, said
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return (os.mkdir, ("executed",))
+
+
+def hostile(rank: int, folder: str) -> tuple[str, str]:
+    """Resuming reads the folder's pickled index: nothing in it may run, and bad shards are refused."""
+    seed_everything()
+    model = nn.Linear(8, 4)
+    fully_shard(model)
+    guard = Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    guard.step(lambda: model(torch.ones(2, 8)).sum())
+    said = []
+    for name in ("corrupt", "trap"):
+        path = Path(folder) / name
+        guard.save(path)
+        if rank == 0 and name == "trap":
+            index = pickle.loads((path / ".metadata").read_bytes())
+            index.planner_data = {"x": Trap()}
+            (path / ".metadata").write_bytes(pickle.dumps(index))
+        if name == "corrupt":  # overwritten by a loop that does not look
+            with torch.no_grad():
+                next(iter(model.parameters())).to_local()[0] = float("nan")
+            state, _ = get_state_dict(model, [guard.training.optimizers[0]])
+            dcp.save({"model": state}, checkpoint_id=path)
+            with torch.no_grad():
+                next(iter(model.parameters())).to_local()[0] = 0.0
+        dist.barrier()
+        try:
+            guard.resume(path)
+            said.append("resumed")
+        except (FormatError, NonFiniteError) as error:
+            said.append(str(error))
+    return said[0], said[1]
+
+
+def test_hostile_and_corrupt_folders_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    for corrupt, trap in on_ranks(hostile, str(tmp_path / "checkpoints")):
+        assert "corrupt is corrupt: " in corrupt
+        assert "trap is refused: .metadata: its pickle would call posix.mkdir" in trap
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_sharded_model_is_saved_and_resumed(tmp_path: Path) -> None:

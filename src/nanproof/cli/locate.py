@@ -20,7 +20,7 @@ def command(screen: Screen, incident: str, step: str | None, precision: str | No
     """
     if step is None:
         return _stored(screen, incident)
-    from ..locate.again import load_factory, play_again
+    from ..locating.again import load_factory, play_again
 
     found = play_again(incident, load_factory(step), precision)
     screen.data(found)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..locate import Location, locate
+from ..locating import Location, locate
 from ..records import Verdict
 from .moment import Moment
 from .ranks import Ranks

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GuardStop
-from ..locate import Location
+from ..locating import Location
 from ..records import Action, Level, Reading, TensorFacts, Verdict
 from ..tensors import is_finite
 from . import act

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..locate.precision import in_precision
+from ..locating.precision import in_precision
 from ..records import Origin
 from ..tensors import is_finite
 from .moment import Moment, set_random_states

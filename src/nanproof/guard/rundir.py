@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..files import Lock, make_folder
-from ..locate import Location
+from ..locating import Location
 from ..records import Action, Incident, Reading, TensorFacts, Verdict
 from .incident import IncidentFolder, environment, now
 from .moment import Moment

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ..errors import FormatError, UsageError
+from ..checkpoint import scan
+from ..errors import FormatError, NonFiniteError, UsageError
 from ..files import atomic_file, make_folder, move, remove
 from .ranks import Ranks
 from .state import Training
@@ -41,7 +42,17 @@ def save_sharded(training: Training, ranks: Ranks, path: Path, rest: dict[str, A
 
 
 def read_sharded(path: Path) -> dict[str, Any]:
-    """What is not sharded: schedules, counters, random states."""
+    """What is not sharded: schedules, counters, random states. The shards themselves are scanned first.
+
+    torch reads the index of such a folder with pickle; the scan reads it without executing anything, and a
+    folder that holds anything unusual goes no further.
+    """
+    report = scan(path)
+    if report.health == "corrupt":
+        raise NonFiniteError(f"{path.name} is corrupt: {'; '.join(report.reasons[:2])}")
+    strange = [note for note in report.notes if "torch.load could" in note]
+    if report.health not in ("healthy", "suspect") or strange:
+        raise FormatError(f"{path.name} is {report.health}: {'; '.join([*report.reasons, *strange][:2])}")
     try:
         state: dict[str, Any] = torch.load(path / REST, map_location="cpu", weights_only=True)
     except Exception as error:
