@@ -207,7 +207,7 @@ def module_of(program: Program) -> str | None:
         return program.module
     with quietly(), torch.compiler.set_stance("force_eager"):
         model, batch, step = program.make()
-        paths = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
+        paths = {module: re.sub(r"(^|\.)_orig_mod", "", name) for name, module in model.named_modules()}
         running: list[str] = []
         reached: list[str] = []
         code_file = str(program.file)

@@ -12,9 +12,10 @@ from typing import Any
 
 from .contents import Contents, Stored
 from .flaws import Flaw, damaged, refused, unreadable
+from .formats import looks_like_safetensors
 from .inert import Inert
 from .machine import MAX_PICKLE, load_whole
-from .safetensors import looks_like, read_safetensors
+from .safetensors import read_safetensors
 from .source import Source, Window, read
 from .torchzip import note_globals, read_torch_zip
 
@@ -135,7 +136,7 @@ def read_distcp(source: Source, entries: list[Entry], *, check: bool = True) -> 
 
 def _read_blob(window: Window, check: bool) -> Contents:
     head = read(window, 0, min(window.size, 16))
-    if looks_like(head, window.size):
+    if looks_like_safetensors(head, window.size):
         return read_safetensors(window)
     return read_torch_zip(window, check=check)
 

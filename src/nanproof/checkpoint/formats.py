@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from .contents import Contents
 from .flaws import damaged, refused, unreadable
-from .gguf import read_gguf
-from .legacy import read_pickle
-from .safetensors import looks_like, read_safetensors
 from .source import Source, read
-from .torchzip import read_torch_zip
 
 EXTENSIONS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".distcp", ".tar")
+
+
+def looks_like_safetensors(head: bytes, size: int) -> bool:
+    """A length that fits the file, then an opening brace."""
+    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") + 8 <= size
 
 
 def read_file(source: Source, *, check: bool = True) -> Contents:
@@ -19,15 +20,24 @@ def read_file(source: Source, *, check: bool = True) -> Contents:
         raise damaged("is empty")
     head = read(source, 0, min(source.size, 512))
     name = source.name.lower()
+    # readers are imported when they are needed: a scan should start in a blink
     if head[:4] == b"PK\3\4":
+        from .torchzip import read_torch_zip
+
         return read_torch_zip(source, check=check)
     if head[:4] == b"GGUF":
+        from .gguf import read_gguf
+
         return read_gguf(source)
-    if looks_like(head, source.size) or name.endswith(".safetensors"):
+    if looks_like_safetensors(head, source.size) or name.endswith(".safetensors"):
+        from .safetensors import read_safetensors
+
         return read_safetensors(source)
     if head[257:262] == b"ustar":
         raise refused("is a tar archive, as torch wrote before 0.1.10; load and save it with a torch of that time")
     if head[0] == 0x80:
+        from .legacy import read_pickle
+
         return read_pickle(source)
     if head[:4] in (b"PK\5\6", b"PK\1\2"):
         raise damaged("is the tail of a zip file without its beginning")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .contents import Contents, Stored, element
-from .dcp import Entry, read_distcp
 from .detail import chunks, look, values
 from .finite import Sweep
 from .flaws import Flaw
@@ -19,6 +18,9 @@ from .settings import Gatherer
 from .source import Source
 from .suspicion import suspicion
 from .sweep import Progress, share, sweep_file
+
+if TYPE_CHECKING:
+    from .dcp import Entry
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class PartResult:
 def open_part(source: Source, part: Part, *, check: bool) -> Contents:
     """The contents of a part, by its own format or by the index of its folder."""
     if part.entries is not None:
+        from .dcp import read_distcp
+
         return read_distcp(source, part.entries, check=check)
     return read_file(source, check=check)
 

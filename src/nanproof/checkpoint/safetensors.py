@@ -26,11 +26,6 @@ _FIELD = re.compile(
 _BLANK = re.compile(_SPACE)
 
 
-def looks_like(head: bytes, size: int) -> bool:
-    """A length that fits the file, then an opening brace."""
-    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") + 8 <= size
-
-
 def read_safetensors(source: Source) -> Contents:
     """The contents of a safetensors file."""
     if source.size < 8:

@@ -13,7 +13,6 @@ import os
 
 from ..errors import UsageError
 from .consistency import check_folder
-from .dcp import read_index
 from .flaws import Flaw, Health
 from .formats import EXTENSIONS
 from .judge import judge
@@ -97,6 +96,8 @@ def plan(checkpoint: Checkpoint) -> tuple[list[Part], list[tuple[Health, str]]]:
 def _dcp_parts(
     checkpoint: Checkpoint, path: str, prefix: str, by_name: dict[str, Item], indexed: set[str]
 ) -> list[Part]:
+    from .dcp import read_index
+
     source = checkpoint.store.open(path)
     try:
         index = read_index(source)

@@ -12,6 +12,7 @@ from ..locating import Location, locate
 from ..records import Verdict
 from .moment import Moment
 from .ranks import Ranks
+from .seam import Seam
 from .state import Training
 
 log = logging.getLogger("nanproof")
@@ -27,8 +28,16 @@ class Finder:
         self._max_bytes = max_bytes
         self._seen: set[tuple[Any, ...]] = set()
 
-    def find(self, verdict: Verdict, closure: Callable[[], Any], batch: Any, moment: Moment) -> Location | None:
-        """The origin of a bad step; None when this kind was located before, or the budget is spent."""
+    def find(
+        self, verdict: Verdict, closure: Callable[[], Any] | None, seam: Seam, batch: Any, moment: Moment
+    ) -> Location | None:
+        """The origin of a bad step; None when this kind was located before, or the budget is spent.
+
+        Without a closure the model's part is played again; what lies between its output and the loss is not.
+        """
+        step = closure or seam.step(self._training.model)
+        if step is None:
+            return None
         kind = (verdict.kind, verdict.level, verdict.names[:1], verdict.origin)
         # every rank must come to the same answer here: they replay together
         if kind in self._seen or self._ranks.any(self._left <= 0):
@@ -38,9 +47,9 @@ class Finder:
         start = time.monotonic()
         try:
             several = not self._ranks.alone
-            found = locate(
-                closure, model=self._training.model, batch=batch, max_bytes=self._max_bytes, lockstep=several
-            )
+            found = locate(step, model=self._training.model, batch=batch, max_bytes=self._max_bytes, lockstep=several)
+            if closure is None and not found.reproduced:
+                found = seam.between() or found
         except Exception as error:
             log.error("nanproof: the bad step could not be located: %s: %s", type(error).__name__, error)
             found = None

@@ -109,7 +109,11 @@ class Guard:
         self._aside: list[Tensor | None] = []
         self._begun = self._taken = self._synced = False
         self._open = True
-        self._hook = t.model.register_forward_pre_hook(self._before_forward)
+        self._in_closure = False
+        self._hooks = [
+            t.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            t.model.register_forward_hook(self._after_forward),
+        ]
         atexit.register(_close_at_exit, weakref.ref(self))
         self._post.taps.listen()
         self._post.ring.take(0, self.tally.updates)
@@ -128,7 +132,11 @@ class Guard:
             raise UsageError("this guard is closed", hint="make a new Guard")
         if closure is not None:
             self._begin()
-            returned = closure()
+            self._in_closure = True
+            try:
+                returned = closure()
+            finally:
+                self._in_closure = False
             self._post.feed.given(batch)
             self._take(returned)
         elif not self._taken:
@@ -148,6 +156,7 @@ class Guard:
         """Run the backward pass of a loss (or a dictionary of losses) under the guard; `step` comes next."""
         self._post.feed.given(batch)
         self._begin()
+        self._post.seam.meet_backward(loss)
         self._take(loss)
 
     def flush(self) -> Verdict | None:
@@ -162,10 +171,16 @@ class Guard:
 
     # --- one micro-batch --------------------------------------------------------------------------------------
 
-    def _before_forward(self, model: nn.Module, _: Any) -> None:
+    def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Loops without a closure: the first training forward of a step is where it begins."""
-        if model.training and self._open:
+        if model.training and self._open and not self._begun:
             self._begin()
+            if not self._in_closure and self.accumulate == 1:
+                self._post.seam.before(args, kwargs)
+
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
+        if model.training and self._begun and not self._in_closure and not self._taken and self.accumulate == 1:
+            self._post.seam.after(output)
 
     def _begin(self) -> None:
         """The moment before a forward pass: remember random states and buffers."""
@@ -250,6 +265,7 @@ class Guard:
             self._probe.clear()
             post.moment.forget()
             post.feed.batch = None
+            post.seam.clear()
             self._begun = False  # only now: reruns pass the same hook
             self._arm()
 
@@ -324,7 +340,8 @@ class Guard:
         self._open = False
         if self._late:
             self._late.catch_up()
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._watches.close()
         self._post.taps.deafen()
         self._post.run.close()

@@ -25,6 +25,7 @@ from .policy import History, Means, Policy, decide
 from .probe import Seen
 from .ranks import Ranks
 from .rundir import RunDir
+from .seam import Seam
 from .snapshots import Ring
 from .state import Training
 from .taps import Taps
@@ -66,6 +67,7 @@ class Post:
         self.moment = Moment(training.slots, training.device)
         self.taps = Taps()
         self.feed: Feed[Any] = Feed()
+        self.seam = Seam()
         self.backoff = act.Backoff()
         self.history = History()
         self.tally = run.tally
@@ -108,8 +110,7 @@ class Post:
         """The operation that broke a step which is not carried out."""
         if self.finder is None or verdict.kind not in ("nonfinite", "overflow") or action.kind in ("commit", "rerun"):
             return None
-        again = self._again(closure)
-        return self.finder.find(verdict, again, self.feed.batch, self.moment) if again is not None else None
+        return self.finder.find(verdict, self._again(closure), self.seam, self.feed.batch, self.moment)
 
     def _again(self, closure: Closure | None) -> Closure | None:
         """The closure for a replay: it must see the same batches, and not use up new ones."""

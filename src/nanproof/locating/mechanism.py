@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..floats import find_format
 from .location import Mechanism
@@ -39,6 +39,8 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
         return "outside-dispatcher", f"{event.op} returned a bad gradient that no torch operation computed"
     if event.args is None:
         return _without_arguments(event)
+    if any(isinstance(v, float) and v != v for v in tree_leaves((event.args, event.kwargs))):
+        return "invalid", "the code itself puts a NaN here"
     out = event.output
     dtype = out.dtype if out else "?"
     if event.op in _SOFTMAX and event.kind == NAN and passes_on:

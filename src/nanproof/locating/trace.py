@@ -140,6 +140,9 @@ class Trace(TorchDispatchMode):
             self._meet_reduction(base, args)
         out = function(*args, **kwargs)
         outputs = floats_in(out)
+        if mutates:  # what it wrote into need not be among what it returns
+            returned = {id(t) for t in outputs}
+            outputs += [t for t in floats_in(written(function, args, kwargs)) if id(t) not in returned]
         if number in self._patch or (node is not None and node._sequence_nr() - self._base in self._patch_seq):
             for t in outputs:
                 if not torch._debug_has_internal_overlap(t):
@@ -217,6 +220,15 @@ def floats_in(value: Any) -> list[Tensor]:
         t for t in tree_leaves(value)
         if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.numel()
     ]  # fmt: skip
+
+
+def written(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operation writes into."""
+    found = []
+    for i, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[i] if i < len(args) else kwargs.get(argument.name))
+    return found
 
 
 def kind_of(tensor: Tensor) -> int:

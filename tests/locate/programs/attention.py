@@ -6,8 +6,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from support.programs import Case, mean_of_squares, named, program
 from torch import Tensor, nn
+
+from support.programs import Case, mean_of_squares, named, program
 
 Batch = dict[str, Tensor]
 LAST_ROW_EMPTY = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
@@ -96,29 +97,26 @@ def mask_multiplied_by_infinity() -> Case:
 
 
 @program(phase="forward", mechanism=("range-overflow", "masked-row"), op="add")
-def two_fp16_masks_added() -> Case:
+def fp16_scores_pushed_below_the_lowest_number() -> Case:
     class Scores(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.q = nn.Linear(6, 6).half()
 
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-            low = torch.finfo(torch.float16).min
-            causal = torch.full((4, 4), low, dtype=torch.float16).triu(1)
-            padding = torch.zeros(keep.shape, dtype=torch.float16).masked_fill(~keep, low)[:, None]
-            bias = causal + padding  # BAD
-            scores = self.q(x) @ x.transpose(-1, -2) + bias
-            return scores.float().softmax(-1) @ x.float() * bias.isfinite()
+            lowest = torch.finfo(torch.float16).min
+            bias = torch.zeros(keep.shape, dtype=torch.float16).masked_fill(~keep, lowest)
+            far = (self.q(x)[:, :, None] - x[:, None]).pow(2).sum(-1)
+            scores = bias[:, None] - far  # BAD
+            return scores.softmax(-1) @ x
 
     def step(model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch["x"], batch["keep"]).mean()
+        return model(batch["x"], batch["keep"]).float().pow(2).mean()
 
-    x = torch.randn(2, 4, 4, 6).half()[:, 0]
-    keep = torch.tensor([[0, 0, 0, 0], [1, 1, 0, 0]], dtype=torch.bool)
-    return Scores(), {"x": x, "keep": keep}, step
+    return Scores(), {"x": torch.randn(3, 4, 6).half() * 8, "keep": LAST_ROW_EMPTY}, step
 
 
-@program(phase="forward", mechanism="masked-row", op="softmax")
+@program(phase="forward", mechanism="masked-row", op="softmax", module="cross")
 def library_attention_with_no_keys() -> Case:
     class Decoder(nn.Module):
         def __init__(self) -> None:
@@ -133,11 +131,7 @@ def library_attention_with_no_keys() -> Case:
         return model(batch["x"], batch["memory"], batch["pad"]).pow(2).mean()
 
     batch = {"x": torch.randn(3, 2, 8), "memory": torch.randn(3, 4, 8), "pad": ~LAST_ROW_EMPTY}
-    return named_root(Decoder()), batch, step
-
-
-def named_root(module: nn.Module) -> nn.Module:
-    return module
+    return Decoder(), batch, step
 
 
 @program(phase="forward", mechanism=("masked-row", "invalid"), op="logsumexp")
@@ -159,8 +153,8 @@ def masked_row_hidden_by_a_select() -> Case:
             self.score = nn.Linear(6, 1)
 
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-            score = self.score(x).squeeze(-1).masked_fill(~keep, -torch.inf)
-            weight = F.softmax(score, -1)  # BAD
+            bias = torch.zeros(keep.shape).masked_fill(~keep, -torch.inf)
+            weight = F.softmax(self.score(x).squeeze(-1) + bias, -1)  # BAD
             weight = torch.where(keep, weight, 0.0)
             return (weight[..., None] * x).sum(1)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from support.programs import Case, mean_of_squares, named, program
 from torch import Tensor, nn
+
+from support.programs import Case, mean_of_squares, named, program
 
 
 @program(phase="forward", mechanism="range-overflow", op="exp")
@@ -36,7 +37,7 @@ def sinkhorn_underflow() -> Case:
     def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         a, b = model(batch["x"]), batch["y"]
         cost = (a[:, None] - b[None]).pow(2).sum(-1)
-        kernel = torch.exp(-cost / 1e-3)
+        kernel = torch.exp(-cost / 0.08)
         u = torch.ones(len(a))
         for _ in range(3):
             v = 0.25 / (kernel.T @ u)  # BAD
@@ -78,7 +79,7 @@ def bf16_power_iteration() -> Case:
     return named(spectral=Spectral()), {"x": torch.rand(2, 8)}, mean_of_squares
 
 
-@program(phase="forward", mechanism="range-overflow", op="convolution")
+@program(phase="forward", mechanism="range-overflow", op="convolution", module="block.conv2")
 def fp16_convolution() -> Case:
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -132,7 +133,7 @@ def fp16_layer_norm_by_moments() -> Case:
     return model, {"x": torch.randn(3, 4).half()}, mean_of_squares
 
 
-@program(phase="forward", mechanism="range-overflow", op="linear")
+@program(phase="forward", mechanism="range-overflow", op="linear", module="down")
 def autocast_linear() -> Case:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -150,7 +151,7 @@ def autocast_linear() -> Case:
     return Net(), {"x": torch.randn(4, 8) * 2000}, mean_of_squares
 
 
-@program(phase="forward", mechanism="range-overflow", op="_to_copy")
+@program(phase="forward", mechanism="range-overflow", op="_to_copy", module="fc")
 def cast_at_the_autocast_boundary() -> Case:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -186,7 +187,7 @@ def bf16_rounds_a_probability_to_one() -> Case:
     return named(fc=nn.Linear(4, 2), miss=Miss()), {"x": torch.randn(4, 4) * 20}, mean_of_squares
 
 
-@program(phase="backward", mechanism="range-overflow", op="linear")
+@program(phase="backward", mechanism="range-overflow", op="linear", module="head")
 def fp16_gradient_under_a_loss_scale() -> Case:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -261,9 +262,9 @@ def product_of_growth_rates() -> Case:
     class Compound(nn.Module):
         def forward(self, rate: Tensor) -> Tensor:
             growth = torch.cumprod(1 + F.softplus(rate), -1)  # BAD
-            return growth / growth[:, -1:]
+            return growth / growth.amax(-1, keepdim=True)
 
-    return named(rate=nn.Linear(2, 100), compound=Compound()), {"x": torch.full((2, 2), 4.0)}, mean_of_squares
+    return named(rate=nn.Linear(2, 100), compound=Compound()), {"x": torch.full((2, 2), 20.0)}, mean_of_squares
 
 
 @program(phase="forward", mechanism=("underflow", "pole"), op="log")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from support.programs import Case, mean_of_squares, named, program
 from torch import Tensor, nn
+
+from support.programs import Case, mean_of_squares, named, program
 
 
 @program(phase="forward", mechanism="pole", op="log")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from support.programs import Case, mean_of_squares, named, program
 from torch import Tensor, nn
+
+from support.programs import Case, mean_of_squares, named, program
 
 Batch = dict[str, Tensor]
 
@@ -26,7 +27,7 @@ def box_sizes_through_a_view() -> Case:
     class Boxes(nn.Module):
         def forward(self, raw: Tensor) -> Tensor:
             box = raw * 1.0
-            box[..., :2].sigmoid_()
+            box[..., :2].mul_(0.5)
             box[..., 2:].exp_()  # BAD
             return box / 8
 
@@ -50,7 +51,7 @@ def narrow_view_divided_in_place() -> Case:
     return named(fc=fc, weighted=Weighted()), {"x": torch.randn(4, 3)}, mean_of_squares
 
 
-@program(phase="forward", mechanism="pole", op="reciprocal")
+@program(phase="forward", mechanism="pole", op="div")
 def ratio_written_into_a_slice() -> Case:
     class Features(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +62,11 @@ def ratio_written_into_a_slice() -> Case:
             out[:, 4] = x.sum(-1)
             return out
 
-    return named(fc=nn.Linear(3, 3), features=Features(), head=nn.Linear(5, 1)), {"x": torch.randn(6, 3)}, mean_of_squares
+    return (
+        named(fc=nn.Linear(3, 3), features=Features(), head=nn.Linear(5, 1)),
+        {"x": torch.randn(6, 3)},
+        mean_of_squares,
+    )
 
 
 @program(phase="forward", mechanism="pole", op="log")
@@ -209,4 +214,4 @@ def complex_root_of_zero() -> Case:
             half = torch.sqrt(z)  # BAD
             return half.real
 
-    return named(half=HalfAngle()), {"x": torch.tensor([1.0, 2.0])}, mean_of_lengths
+    return named(angle=HalfAngle()), {"x": torch.tensor([1.0, 2.0])}, mean_of_lengths

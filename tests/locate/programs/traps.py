@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from support.programs import Case, mean_of_squares, named, program
 from torch import Tensor, nn
+
+from support.programs import Case, mean_of_squares, named, program
 
 Batch = dict[str, Tensor]
 
@@ -34,7 +35,7 @@ def where_log() -> Case:
     return named(gain=Gain(3), scale=LogScale()), {"x": ZEROS_AMONG}, mean_of_squares
 
 
-@program(phase="backward", mechanism="where-gradient", op="sqrt")
+@program(phase=("backward", "forward"), mechanism=("where-gradient", "invalid"), op="sqrt")
 def where_sqrt_of_negatives() -> Case:
     class SignedRoot(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""Loops without a closure: what went into the model and which gradient came back, enough to play that part again."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..locating import Location
+from ..tensors import is_finite
+from .signals import tensors_in
+
+
+class Seam:
+    """Keeps references, no copies, from a forward pass to the verdict on it."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._inputs: tuple[Any, Any] | None = None
+        self._gradients: dict[int, Tensor] = {}
+        self._outputs = 0
+        self._backward: tuple[str, int, str] = ("", 0, "")
+        self._node = ""
+
+    def before(self, args: Any, kwargs: Any) -> None:
+        """The root module is about to run."""
+        self._inputs = (args, kwargs)
+
+    def after(self, output: Any) -> None:
+        """It has run: the gradients of its outputs will come by here."""
+        found = _differentiable(output)
+        self._outputs = len(found)
+        for i, tensor in enumerate(found):
+            tensor.register_hook(functools.partial(self._keep, i))  # type: ignore[no-untyped-call]
+
+    def _keep(self, i: int, gradient: Tensor) -> None:
+        self._gradients[i] = gradient.detach()
+
+    def meet_backward(self, loss: Any) -> None:
+        """Where the loop calls guard.backward, and what kind of expression the loss is."""
+        frame = sys._getframe(2)
+        self._backward = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        node = loss.grad_fn if isinstance(loss, Tensor) else None
+        self._node = node.name() if node is not None else ""
+
+    def step(self, model: nn.Module) -> Callable[[], Tensor] | None:
+        """The model's part of the step as a closure: its loss is linear in the outputs, with the same gradients."""
+        if self._inputs is None or self._outputs == 0:
+            return None
+        args, kwargs = self._inputs
+
+        def play() -> Tensor:
+            outputs = _differentiable(model(*args, **kwargs))
+            bad = [o for o in outputs if not is_finite(o)]
+            if bad:
+                return bad[0].sum()
+            good = {i: g for i, g in self._gradients.items() if is_finite(g)}  # a bad one was born after the model
+            parts = [(o * good[i]).sum() for i, o in enumerate(outputs) if i in good]
+            return torch.stack([p.float() for p in parts]).sum() if parts else outputs[0].sum() * 0
+
+        return play
+
+    def between(self) -> Location | None:
+        """The culprit when the model's outputs were good and the gradient that came back to them was not."""
+        if not any(not is_finite(g) for g in self._gradients.values()):
+            return None
+        file, line, function = self._backward
+        note = "the model's output is finite, the gradient that came back is not: look at the loss expression"
+        return Location(
+            reproduced=True, phase="backward", op=self._node, file=file, line=line, function=function,
+            why=f"between the model's output and the loss, whose last operation is {self._node}", notes=(note,),
+        )  # fmt: skip
+
+
+def _differentiable(output: Any) -> list[Tensor]:
+    return [t for _, t in tensors_in(output) if t.requires_grad and t.is_floating_point()]
