@@ -143,11 +143,10 @@ class Guard:
             raise UsageError(
                 "guard.step() was called without a loss", hint="pass a closure, or call guard.backward(loss) before"
             )
-        self._taken = False
         self._micro += 1
         verdict = self._settle_microbatch() if self._drop else None
         if self._micro < self.accumulate:
-            self._begun = False
+            self._begun = self._taken = False
             self._arm()
             return verdict or Verdict(kind="ok", step=self.tally.steps)
         return self._settle(closure if self.accumulate == 1 else None, verdict)
@@ -266,7 +265,7 @@ class Guard:
             post.moment.forget()
             post.feed.batch = None
             post.seam.clear()
-            self._begun = False  # only now: reruns pass the same hook
+            self._begun = self._taken = False  # only now: reruns pass the same hooks
             self._arm()
 
     def _judge_and_act(self, count: int, closure: Closure | None) -> Verdict:

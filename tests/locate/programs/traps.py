@@ -130,7 +130,7 @@ def masked_fill_after_division() -> Case:
     return named(gain=Gain(3), relative=Relative()), {"x": ZEROS_AMONG}, mean_of_squares
 
 
-@program(phase="backward", mechanism=("where-gradient", "invalid"), op="pow")
+@program(phase=("backward", "forward"), mechanism=("where-gradient", "invalid"), op="pow")
 def where_power() -> Case:
     class Compress(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,56 @@
+"""The labelled set is what it says: failing programs fail, healthy ones do not, and each failing one is marked."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.programs import MECHANISMS, PHASES, Program, controls, failing, load, module_of, run
+
+torch.set_num_threads(1)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(failing()) >= 65
+    assert len(controls()) >= 18
+    assert [name for name, count in Counter(p.name for p in load()).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("program", failing(), ids=lambda p: p.name)
+def test_a_failing_program_fails_as_labelled(program: Program) -> None:
+    assert set(program.phase) <= set(PHASES)
+    assert set(program.mechanism) <= set(MECHANISMS)
+    assert program.mechanism
+    assert program.bad, "no line is marked"
+    assert not program.bad & program.also
+    assert bool(program.leaf) == ("leaf" in program.phase)
+    outcome = run(program)
+    assert outcome.bad_grads or not outcome.loss_finite
+    if program.phase == ("forward",):
+        assert not outcome.loss_finite
+    if program.phase[0] == "backward":
+        assert outcome.loss_finite
+    module_of(program)  # raises when the marked line alone does not tell the module
+
+
+@pytest.mark.parametrize("program", controls(), ids=lambda p: p.name)
+def test_a_healthy_program_is_healthy(program: Program) -> None:
+    outcome = run(program)
+    assert outcome.grads
+    assert outcome.loss_finite
+    assert outcome.bad_grads == []
+
+
+@pytest.mark.parametrize("program", load(), ids=lambda p: p.name)
+def test_a_program_gives_the_same_twice(program: Program) -> None:
+    first, second = run(program), run(program)
+    assert same(first.loss, second.loss)
+    assert first.grads.keys() == second.grads.keys()
+    assert all(same(first.grads[name], second.grads[name]) for name in first.grads)
