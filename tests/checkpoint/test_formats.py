@@ -72,6 +72,8 @@ def test_torch_files_find_what_torch_finds(way: str, tmp_path: Path) -> None:
         "x": x,
         "t": x.t(),
         "rows": x[::5],
+        "columns": x[:, ::2],
+        "good_columns": x[:, 9::2],
         "gap": x[::2, 2:6],
         "good_gap": x[:, 2:7][8:],
         "one": x[20, 1],

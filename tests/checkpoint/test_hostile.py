@@ -18,10 +18,10 @@ SEED = 20_261
 CAP = 128 << 20
 
 RUNNER = """
-    import json, os, resource, sys, threading
+    import json, os, resource, sys
 
+    import nanproof.checkpoint.dcp  # imported when needed; here before anything is watched
     from nanproof.checkpoint import scan_series
-    from nanproof.checkpoint.report import ScanReport
 
     folder, warm = sys.argv[1], sys.argv[2]
     for kind in os.listdir(warm):

@@ -132,7 +132,7 @@ def test_a_bad_learning_rate_or_scale_is_corrupt(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_damage_unless_fast(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
-    marker = torch.full((1 << 20,), 0.123)  # larger than one chunk: several threads share its checksum
+    marker = torch.full((6 << 20,), 0.123)  # larger than one block: several threads share its checksum
     marker[::2] = 0.5
     torch.save({"w": marker}, path)
     assert scan(path, jobs=2).health == "healthy"

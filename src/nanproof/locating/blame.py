@@ -62,8 +62,13 @@ def is_meant(events: list[Event], event: Event) -> bool:
     """Whether an infinity was put there on purpose: a literal, a mask, or moved from such a place."""
     if event.kind != INF or event.phase != "forward" or event.op not in _CONSTANT:
         return False
-    literal = any(isinstance(v, float) and math.isinf(v) for v in tree_leaves((event.args, event.kwargs)))
-    if literal or event.op in ("lift_fresh", "lift_fresh_copy", "scalar_tensor", "full", "full_like"):
+    if any(math.isinf(v) for v in event.literals) or event.op in (
+        "lift_fresh",
+        "lift_fresh_copy",
+        "scalar_tensor",
+        "full",
+        "full_like",
+    ):
         return True
     parents = relevant_parents(events, event)
     # a masked_fill whose value is a tensor, a where between a mask and a value: meant if what they took was
@@ -77,13 +82,17 @@ def _takes_scalar_inf(args: Any) -> bool:
 def _harm(events: list[Event], birth: int, reached: dict[int, int]) -> int:
     """The event to blame for a birth: itself, or for a deliberate infinity the first that made NaN of it."""
     n = birth
-    while is_meant(events, events[n]) or (n != birth and events[n].kind == INF and _only_meant(events, n)):
+    while passes_meant(events, n):
         if reached[n] == -1:
             return n
         n = reached[n]
     return n
 
 
-def _only_meant(events: list[Event], number: int) -> bool:
-    """Whether an infinite output merely passes a deliberate infinity on."""
-    return all(is_meant(events, events[p]) for p in relevant_parents(events, events[number]))
+def passes_meant(events: list[Event], number: int) -> bool:
+    """Whether an infinite output is a deliberate infinity, or merely passes one on (a score plus a mask)."""
+    event = events[number]
+    if is_meant(events, event):
+        return True
+    parents = relevant_parents(events, event)
+    return event.kind == INF and bool(parents) and all(passes_meant(events, p) for p in parents)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blame import blame, is_meant, relevant_parents
+from .blame import blame, passes_meant, relevant_parents
 from .location import Location, Phase
 from .mechanism import mechanism_of
 from .precision import in_precision
 from .replay import Scene, batch_tensors, bind, run_step
-from .trace import Event, Trace, key_of, kind_of
+from .trace import Event, Patch, Trace, key_of, kind_of
 
 
 def locate(
@@ -52,6 +52,11 @@ def locate(
             )
         places = [_place(trace.events, o) for o in found.origins]
         primary = dataclasses.replace(places[0], chain=_way(found.chain, loss), also=tuple(places[1:5]))
+        following = found.chain[1] if len(found.chain) > 1 else None
+        if primary.phase == "backward" and following is not None and following.seq == found.origins[0].seq:
+            mechanism, why = mechanism_of(following, False)  # inf · 0 within the same derivative
+            if mechanism == "where-gradient":
+                primary = dataclasses.replace(primary, mechanism=mechanism, why=why)
         if lockstep:
             return primary
         if primary.mechanism in ("pole", "invalid") and primary.phase != "leaf" and _good_in_float64(step, scene):
@@ -96,9 +101,12 @@ def _leaves(model: nn.Module, batch: Any) -> list[tuple[str, Tensor]]:
 
 def _place(events: list[Event], event: Event) -> Location:
     file, line, function = event.frames[0] if event.frames else ("", 0, "")
-    meant = any(is_meant(events, events[p]) for p in relevant_parents(events, event))
+    meant = any(passes_meant(events, p) for p in relevant_parents(events, event))
     mechanism, why = mechanism_of(event, meant)
     phase: Phase = event.phase  # type: ignore[assignment]
+    if event.phase == "forward" and event.parents and all(p == -1 for _, p in event.parents) and not meant:
+        phase, mechanism = "outside", "outside-dispatcher"
+        why = f"an input of {event.op} was bad already, and no torch operation made it so"
     leaf = event.leaf
     if leaf and event.output is not None and event.output.first_bad is not None:
         leaf = f"{leaf}{list(event.output.first_bad)}"
@@ -116,13 +124,28 @@ def _way(chain: list[Event], loss: Tensor) -> tuple[str, ...]:
 
 
 def _verified(step: Callable[[], Any], scene: Scene, batch: Any, origins: list[Event]) -> bool | None:
-    """Whether the step is finite when only the first origin is neutralised; None when it cannot be (a leaf)."""
+    """Whether the step is finite when only the first origin is neutralised; None when it cannot be.
+
+    What a good value would have been is not known, so several are tried: zero, one, a large one; first in this
+    operation alone, then wherever its line runs (a loop, a module used twice).
+    """
     first = origins[0]
+    if first.phase == "leaf":
+        return scene.healed(first.leaf, batch, lambda: _finite(step, scene, None))
     if first.call < 0:
         return None
+    frame = tuple(first.frames[:1])
+    for whole_line, fill in ((False, 0.0), (False, 1.0), (True, 0.0), (True, 1.0), (True, 1e30)):
+        patch = Patch(call=first.call, seq=first.seq, op=first.op, frame=frame, whole_line=whole_line, fill=fill)
+        if _finite(step, scene, patch):
+            return True
+    return False
+
+
+def _finite(step: Callable[[], Any], scene: Scene, patch: Patch | None) -> bool:
+    """Whether the step, with a patch, gives a finite loss and finite gradients."""
     scene.reset()
-    trace = Trace(scene.model, [], patch=frozenset([first.call]), patch_seq=frozenset([first.seq]))
-    with trace:
+    with Trace(scene.model, [], patch=patch):
         loss = run_step(step)
         if loss.grad_fn is not None:
             loss.backward()  # type: ignore[no-untyped-call]

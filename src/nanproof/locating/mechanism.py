@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..floats import find_format
 from .location import Mechanism
@@ -26,7 +26,7 @@ _POLES = (
     "linalg_",
     "sqrt",
 )
-_SOFTMAX = ("_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "softmax", "log_softmax")
+_SOFTMAX = ("_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "softmax", "log_softmax", "_scaled_dot_product")
 _REDUCTIONS = ("mean", "std", "var", "nll_loss", "native_batch_norm", "_native_batch_norm", "cumprod", "prod", "median")
 
 
@@ -39,11 +39,13 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
         return "outside-dispatcher", f"{event.op} returned a bad gradient that no torch operation computed"
     if event.args is None:
         return _without_arguments(event)
-    if any(isinstance(v, float) and v != v for v in tree_leaves((event.args, event.kwargs))):
+    if any(v != v for v in event.literals):
         return "invalid", "the code itself puts a NaN here"
     out = event.output
     dtype = out.dtype if out else "?"
-    if event.op in _SOFTMAX and event.kind == NAN and passes_on:
+    if event.op.startswith("_ctc_loss"):
+        return "pole", "no alignment of the target fits into its input: likelihood 0, loss infinite"
+    if event.op.startswith(_SOFTMAX) and event.kind == NAN and passes_on:
         return "masked-row", "every entry of a row is −inf: softmax divides 0 by 0"
     if event.op == "sub" and event.kind == NAN and passes_on:
         return "masked-row", "−inf minus −inf: the row's maximum is −inf because every entry is masked"
@@ -54,7 +56,7 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
         return _division(event, first, second)
     if event.op.startswith("mul") and first is not None and second is not None and event.kind == NAN:
         zero_times_inf = bool((((first == 0) & second.isinf()) | ((second == 0) & first.isinf())).any())
-        if zero_times_inf and event.phase == "backward" and event.node != "MulBackward0":
+        if zero_times_inf and _gradient_is_zero(event, first, second):
             return (
                 "where-gradient",
                 "the incoming gradient is exactly 0 where the local derivative is infinite: 0 · inf",
@@ -67,12 +69,20 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
 def _division(event: Event, first: Tensor, second: Tensor) -> tuple[Mechanism, str]:
     if not bool(((first == 0) & (second == 0)).any()):
         return "invalid", "inf / inf" if bool((first.isinf() & second.isinf()).any()) else "the quotient has no value"
-    if event.phase == "backward" and not event.node.endswith("CFunction") and "Div" not in event.node:
+    if _gradient_is_zero(event, first, second):
         return "where-gradient", "the incoming gradient is exactly 0 where the local derivative is infinite: 0 / 0"
-    counted = any(m in ("sum", "count_nonzero", "_to_copy") for m in event.makers[1:2])
+    counted = any(m in ("sum", "count_nonzero", "_to_copy") for m, _ in event.makers[1:2])
     if event.phase == "forward" and counted:
         return "empty-reduction", "0 / 0: the sum over nothing divided by a count of nothing"
     return "invalid", "0 / 0"
+
+
+def _gradient_is_zero(event: Event, first: Tensor, second: Tensor) -> bool:
+    """In a built-in backward: whether the zero in 0 · inf or 0 / 0 is the incoming gradient, not a saved value."""
+    if event.phase != "backward" or event.by_user or event.node == "MulBackward0":
+        return False
+    from_gradient = [phase == "backward" for _, phase in event.makers[:2]] + [False, False]
+    return any(g and bool((t == 0).any()) for g, t in zip(from_gradient, (first, second), strict=False))
 
 
 def _again_in_float64(event: Event, dtype: str) -> tuple[Mechanism, str]:

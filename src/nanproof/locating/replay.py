@@ -70,6 +70,23 @@ class Scene:
             p.grad = None
         _set_random_states(self._random)
 
+    def healed(self, leaf: str, batch: Any, finite: Callable[[], bool]) -> bool:
+        """Whether the step is finite once the bad entries of one leaf are zero; they come back after that."""
+        named: list[tuple[str, Tensor]] = [(f"parameter {n}", p) for n, p in self.model.named_parameters()]
+        named += [(f"buffer {n}", b) for n, b in self.model.named_buffers()] + batch_tensors(batch)
+        tensor = next(t for n, t in named if n == leaf)
+        kept = tensor.data.clone()
+        copies = [copy for _, t, copy, _ in self._batch if t is tensor] + [c for b, c in self._buffers if b is tensor]
+        originals = [c.clone() for c in copies]
+        try:
+            for t in (tensor.data, *copies):
+                t.nan_to_num_(0.0, 0.0, 0.0)
+            return finite()
+        finally:
+            tensor.data.copy_(kept)
+            for copy, original in zip(copies, originals, strict=True):
+                copy.copy_(original)
+
     def complain(self) -> None:
         """Raise when the step changed what it must not."""
         for name, tensor, _, version in self._batch:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -50,12 +51,43 @@ class Event:
     inputs: list[TensorFacts] = field(default_factory=list)
     output: TensorFacts | None = None
     leaf: str = ""
-    makers: tuple[str, ...] = ()
-    """Which operations made its inputs."""
+    makers: tuple[tuple[str, str], ...] = ()
+    """Which operations made its inputs, and in which phase."""
+    literals: tuple[float, ...] = ()
+    """The plain numbers among its arguments."""
+    by_user: bool = False
+    """In backward: whether it runs in the user's own code (a hook, a custom backward)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """Neutralises an operation and its own backward, alone or wherever its line runs it."""
+
+    call: int
+    seq: int
+    op: str
+    frame: tuple[Frame, ...]
+    whole_line: bool = False
+    fill: float = 0.0
+
+    def covers(self, call: int, seq: int | None, op: str, frame: list[Frame]) -> bool:
+        if self.whole_line:
+            return tuple(f[:2] for f in frame) == tuple(f[:2] for f in self.frame)
+        return call == self.call or (seq is not None and seq == self.seq)
+
+    def apply(self, tensor: Tensor) -> None:
+        """Put finite values where bad ones are, unseen by autograd's version counters."""
+        if torch._debug_has_internal_overlap(tensor):
+            return
+        with _unsafe_preserve_version_counter(tensor):
+            plain = tensor.conj() if tensor.is_conj() else tensor
+            real = torch.view_as_real(plain) if plain.is_complex() else plain
+            large = min(self.fill, torch.finfo(real.dtype).max ** 0.5)
+            real.nan_to_num_(min(large, 1.0), large, -large)
 
 
 class Trace(TorchDispatchMode):
-    """Watches a step. ``patch`` neutralises chosen operations: their output, and that of their backward."""
+    """Watches a step; with ``patch`` one operation is neutralised while it runs."""
 
     def __init__(
         self,
@@ -63,15 +95,14 @@ class Trace(TorchDispatchMode):
         leaves: list[tuple[str, Tensor]],
         *,
         max_bytes: int = 256 << 20,
-        patch: frozenset[int] = frozenset(),
-        patch_seq: frozenset[int] = frozenset(),
+        patch: Patch | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.producer: dict[int, int] = {}
         self.sinks: list[int] = []
         """Events whose bad values were about to be reduced over ranks."""
-        self._maker: dict[int, str] = {}
+        self._maker: dict[int, tuple[str, str]] = {}
         self._names = {id(m): n or type(m).__name__ for n, m in model.named_modules()}
         self._modules: list[str] = []
         self._sites: dict[int, tuple[str, list[Frame], str]] = {}
@@ -79,7 +110,7 @@ class Trace(TorchDispatchMode):
         self._count = 0
         self._base = torch._C._autograd._get_sequence_nr()
         self._left = max_bytes
-        self._patch, self._patch_seq = patch, patch_seq
+        self._patch = patch
         self._hooks: list[Any] = []
         for name, tensor in leaves:
             kind = kind_of(tensor)
@@ -143,23 +174,25 @@ class Trace(TorchDispatchMode):
         if mutates:  # what it wrote into need not be among what it returns
             returned = {id(t) for t in outputs}
             outputs += [t for t in floats_in(written(function, args, kwargs)) if id(t) not in returned]
-        if number in self._patch or (node is not None and node._sequence_nr() - self._base in self._patch_seq):
-            for t in outputs:
-                if not torch._debug_has_internal_overlap(t):
-                    t.nan_to_num_(0.0, 0.0, 0.0)
+        if self._patch is not None:
+            own = node._sequence_nr() - self._base if node is not None else None
+            if self._patch.covers(number, own, base, (frames or here[1])[:1]):
+                for t in outputs:
+                    self._patch.apply(t)
         if base.startswith(("empty", "new_empty")):
             return out  # memory that nobody has written is not a value
         inside = {key_of(t) for t in tensors_in((args, kwargs))}
         for o in tensors_in(out):
             if key_of(o) not in inside:
-                self._maker[key_of(o)] = base
+                self._maker[key_of(o)] = (base, "forward" if node is None else "backward")
         for o in outputs:
             key = key_of(o)
             if key in inside and not mutates:
                 continue  # a view: its producer is that of the viewed
             kind = kind_of(o)
             if not kind:
-                self.producer.pop(key, None)
+                if not mutates or o.nbytes >= o.untyped_storage().nbytes():
+                    self.producer.pop(key, None)  # all of that memory is good now; of a slice we do not know
                 continue
             known = before or [(kind_of(t), key_of(t), t) for t in tensors]
             self._record(number, function, base, args, kwargs, known, o, kind, node, seq, frames, here)
@@ -183,7 +216,10 @@ class Trace(TorchDispatchMode):
             seq=(node._sequence_nr() if node is not None else seq) - self._base, function=function,
             args=args if keep and not mutates else None, kwargs=kwargs,
             inputs=[facts_of(f"input {i}", t) for i, (_, _, t) in enumerate(known)] if keep else [],
-            output=facts_of("output", out), makers=tuple(self._maker.get(key_of(t), "") for t in tensors_in(args)),
+            output=facts_of("output", out),
+            makers=tuple(self._maker.get(key_of(t), ("", "")) for t in tensors_in(args)),
+            literals=tuple(v for v in tree_leaves((args, kwargs)) if isinstance(v, float)),
+            by_user=node is not None and bool(frames),
         )  # fmt: skip
         self.events.append(event)
         self.producer[key_of(out)] = event.number

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from support.programs import Case, mean_of_squares, named, program
 
 Batch = dict[str, Tensor]
-LAST_ROW_EMPTY = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
+LAST_ROW_EMPTY = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
 
 
 class Attention(nn.Module):
@@ -23,7 +23,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        scores = scores.masked_fill(~keep[:, None, :], float("-inf"))
+        scores = scores.masked_fill(keep[:, None, :] == 0, float("-inf"))
         weights = torch.softmax(scores, dim=-1)  # BAD
         mixed: Tensor = self.out(weights @ v)
         return mixed
@@ -69,7 +69,7 @@ def shifted_softmax_of_a_masked_row() -> Case:
 
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
             score = self.score(x).squeeze(-1)
-            score = torch.where(keep, score, torch.tensor(-torch.inf))
+            score = torch.where(keep == 1, score, torch.tensor(-torch.inf))
             shifted = score - score.amax(-1, keepdim=True)  # BAD
             weight = shifted.exp()
             weight = weight / weight.sum(-1, keepdim=True)
@@ -105,7 +105,7 @@ def fp16_scores_pushed_below_the_lowest_number() -> Case:
 
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
             lowest = torch.finfo(torch.float16).min
-            bias = torch.zeros(keep.shape, dtype=torch.float16).masked_fill(~keep, lowest)
+            bias = torch.zeros(keep.shape, dtype=torch.float16).masked_fill(keep == 0, lowest)
             far = (self.q(x)[:, :, None] - x[:, None]).pow(2).sum(-1)
             scores = bias[:, None] - far  # BAD
             return scores.softmax(-1) @ x
@@ -130,14 +130,14 @@ def library_attention_with_no_keys() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
         return model(batch["x"], batch["memory"], batch["pad"]).pow(2).mean()
 
-    batch = {"x": torch.randn(3, 2, 8), "memory": torch.randn(3, 4, 8), "pad": ~LAST_ROW_EMPTY}
+    batch = {"x": torch.randn(3, 2, 8), "memory": torch.randn(3, 4, 8), "pad": LAST_ROW_EMPTY == 0}
     return Decoder(), batch, step
 
 
 @program(phase="forward", mechanism=("masked-row", "invalid"), op="logsumexp")
 def log_partition_of_nothing() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
-        energy = model(batch["x"]).squeeze(-1).masked_fill(~batch["keep"], -math.inf)
+        energy = model(batch["x"]).squeeze(-1).masked_fill(batch["keep"] == 0, -math.inf)
         free = torch.logsumexp(energy, -1)
         gold = energy.amax(-1)
         return (free - gold).mean()  # BAD
@@ -153,9 +153,9 @@ def masked_row_hidden_by_a_select() -> Case:
             self.score = nn.Linear(6, 1)
 
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-            bias = torch.zeros(keep.shape).masked_fill(~keep, -torch.inf)
+            bias = torch.zeros(keep.shape).masked_fill(keep == 0, -torch.inf)
             weight = F.softmax(self.score(x).squeeze(-1) + bias, -1)  # BAD
-            weight = torch.where(keep, weight, 0.0)
+            weight = torch.where(keep == 1, weight, 0.0)
             return (weight[..., None] * x).sum(1)
 
     def step(model: nn.Module, batch: Batch) -> Tensor:

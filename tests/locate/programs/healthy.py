@@ -49,7 +49,7 @@ class MaskedScores(nn.Module):
         self.fc = nn.Linear(6, 4)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        return self.fc(x).masked_fill(~keep, float("-inf"))
+        return self.fc(x).masked_fill(keep == 0, float("-inf"))
 
 
 @healthy
@@ -58,7 +58,7 @@ def masked_fill_then_softmax() -> Case:
         p = torch.softmax(model(batch["x"], batch["keep"]), -1)
         return (p - 0.3).pow(2).sum()
 
-    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 1]], dtype=torch.bool)
+    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 1]])
     return MaskedScores(), {"x": torch.randn(3, 6), "keep": keep}, step
 
 
@@ -67,7 +67,7 @@ def forbidden_classes_in_cross_entropy() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(model(batch["x"], batch["keep"]), batch["y"])
 
-    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 1]], dtype=torch.bool)
+    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 1]])
     return MaskedScores(), {"x": torch.randn(3, 6), "keep": keep, "y": torch.tensor([0, 1, 3])}, step
 
 
@@ -76,7 +76,7 @@ def logsumexp_with_absent_terms() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
         return torch.logsumexp(model(batch["x"], batch["keep"]), -1).mean()
 
-    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])
     return MaskedScores(), {"x": torch.randn(2, 6), "keep": keep}, step
 
 
@@ -240,7 +240,7 @@ def largest_of_the_kept() -> Case:
         score = model(batch["x"], batch["keep"])
         return score.amax(-1).mean() + score.topk(1, -1).values.mean()
 
-    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+    keep = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])
     return MaskedScores(), {"x": torch.randn(2, 6), "keep": keep}, step
 
 
@@ -305,14 +305,14 @@ def masked_row_selected_away() -> Case:
             self.score = nn.Linear(6, 1)
 
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-            score = self.score(x).squeeze(-1).masked_fill(~keep, -torch.inf)
-            weight = torch.where(keep, score.softmax(-1), 0.0)  # masked_fill drops the gradient of the NaN row
+            score = self.score(x).squeeze(-1).masked_fill(keep == 0, -torch.inf)
+            weight = torch.where(keep == 1, score.softmax(-1), 0.0)  # masked_fill drops the gradient of the NaN row
             return (weight[..., None] * x).sum(1)
 
     def step(model: nn.Module, batch: Batch) -> Tensor:
         return model(batch["x"], batch["keep"]).abs().mean()
 
-    keep = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)
+    keep = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]])
     return Pool(), {"x": torch.randn(2, 4, 6), "keep": keep}, step
 
 

@@ -149,7 +149,7 @@ def nan_in_a_nested_batch() -> Case:
     return nn.Conv2d(1, 1, 3), {"image": image, "label": torch.tensor([0, 3])}, step
 
 
-@program(phase="leaf", mechanism="bad-leaf", leaf=("batch 1", "batch [1]", "batch.1"), index=(2,))
+@program(phase="leaf", mechanism="bad-leaf", leaf=("batch 1", "batch [1]", "batch[1]", "batch.1"), index=(2,))
 def nan_in_a_tuple_batch() -> Case:
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         x, weight = batch

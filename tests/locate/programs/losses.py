@@ -149,7 +149,7 @@ def divergence_with_a_vanishing_model() -> Case:
         return (p * torch.log(ratio)).sum(-1).mean()
 
     target = torch.full((2, 3), 1 / 3)
-    return nn.Linear(4, 3), {"x": torch.randn(2, 4) * 400, "target": target}, step
+    return nn.Linear(4, 3), {"x": torch.randn(2, 4) * 150, "target": target}, step
 
 
 @program(phase="backward", mechanism="pole", op="pow")

@@ -196,7 +196,7 @@ def fp16_gradient_under_a_loss_scale() -> Case:
             self.head = nn.Linear(16, 2).half()
 
         def forward(self, x: Tensor) -> Tensor:
-            h = self.stem(x.half())
+            h = self.stem(x.half())  # ALSO
             return self.head(h)  # BAD
 
     def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -244,7 +244,8 @@ def exploding_log_variance() -> Case:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             mu, logvar = self.mu(x), self.logvar(x)
-            return self.decode(mu + torch.randn_like(mu) * torch.exp(logvar / 2)), mu, logvar
+            spread = torch.exp(logvar / 2).clamp(max=10)
+            return self.decode(mu + torch.randn_like(mu) * spread), mu, logvar
 
     def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         x = batch["x"]

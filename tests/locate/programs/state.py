@@ -143,21 +143,21 @@ def gradient_explodes_through_time() -> Case:
     return Net(), {"x": torch.randn(2, 4)}, mean_of_squares
 
 
-@program(phase="forward", mechanism="range-overflow", op="mul", module="tower.blocks.2.ff.gate")
+@program(phase="forward", mechanism="pole", op="log", module="tower.blocks.2.ff.gate")
 def deep_inside_nested_modules() -> Case:
     class Gate(nn.Module):
-        def __init__(self, scale: float) -> None:
+        def __init__(self, floor: float) -> None:
             super().__init__()
-            self.scale = scale
+            self.floor = floor
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.sinh(x * self.scale)  # BAD
+            return torch.log(F.relu(x) + self.floor)  # BAD
 
     class FeedForward(nn.Module):
-        def __init__(self, scale: float) -> None:
+        def __init__(self, floor: float) -> None:
             super().__init__()
             self.up = nn.Linear(4, 8)
-            self.gate = Gate(scale)
+            self.gate = Gate(floor)
             self.down = nn.Linear(8, 4)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -165,10 +165,10 @@ def deep_inside_nested_modules() -> Case:
             return out
 
     class Block(nn.Module):
-        def __init__(self, scale: float) -> None:
+        def __init__(self, floor: float) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(4)
-            self.ff = FeedForward(scale)
+            self.ff = FeedForward(floor)
 
         def forward(self, x: Tensor) -> Tensor:
             return x + self.ff(self.norm(x))
@@ -176,7 +176,7 @@ def deep_inside_nested_modules() -> Case:
     class Tower(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList([Block(0.1), Block(1.0), Block(300.0), Block(1.0)])
+            self.blocks = nn.ModuleList([Block(0.1), Block(1.0), Block(0.0), Block(1.0)])
 
         def forward(self, x: Tensor) -> Tensor:
             for block in self.blocks:

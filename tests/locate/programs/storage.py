@@ -31,7 +31,7 @@ def box_sizes_through_a_view() -> Case:
             box[..., 2:].exp_()  # BAD
             return box / 8
 
-    return named(head=nn.Linear(6, 4), boxes=Boxes()), {"x": torch.randn(5, 6) * 300}, mean_of_squares
+    return named(head=nn.Linear(6, 4), boxes=Boxes()), {"x": torch.randn(5, 6) * 300}, mean_of_lengths
 
 
 @program(phase="forward", mechanism="invalid", op="div_")
