@@ -19,7 +19,7 @@ from nanproof.files import write_atomic
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
-BENCHMARKS = ("guard", "scan")
+BENCHMARKS = ("guard", "locate", "scan")
 
 
 def machine(packages: tuple[str, ...]) -> str:

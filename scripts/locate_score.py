@@ -64,10 +64,16 @@ def ask_nanproof(program: Program) -> Answer:
     found = nanproof.locate(step, model=model, batch=batch)
     if not found.reproduced:
         return Answer(location=found)
+    root = {type(m).__name__ for m in (model, getattr(model, "_orig_mod", model))}
+    module = re.sub(r"(^|\.)_orig_mod", "", found.module or "")
     return Answer(
-        alarm=True, file=str(found.file or ""), line=found.line or 0, leaf=str(found.leaf or ""),
-        module=re.sub(r"(^|\.)_orig_mod", "", found.module or ""), location=found,
-    )  # fmt: skip
+        alarm=True,
+        file=str(found.file or ""),
+        line=found.line or 0,
+        leaf=str(found.leaf or ""),
+        module="" if module in root else module,  # the model itself has no path: its class is as good a name
+        location=found,
+    )
 
 
 def ask_anomaly_mode(program: Program) -> Answer:

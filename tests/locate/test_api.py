@@ -127,6 +127,13 @@ def test_a_step_that_trains_is_refused() -> None:
         locate(step, model=model)
 
 
+def test_the_loss_term_is_named() -> None:
+    model, x = made()
+    found = locate(lambda m, b: {"text": m.stem(b).mean(), "latent": m(b).mean()}, model=model, batch=x)
+    assert (found.component, found.line) == ("latent", LINE)
+    assert "loss term latent" in str(found)
+
+
 def test_a_healthy_step_has_no_location() -> None:
     model = nn.Linear(2, 2)
     found = locate(lambda: model(torch.ones(1, 2)).mean(), model=model)

@@ -13,7 +13,7 @@ from .blame import blame, passes_meant, relevant_parents
 from .location import Location, Phase
 from .mechanism import mechanism_of
 from .precision import in_precision
-from .replay import Scene, batch_tensors, bind, run_step
+from .replay import Scene, batch_tensors, bind, play_step, run_step
 from .trace import Event, Patch, Trace, key_of, kind_of
 
 
@@ -51,7 +51,9 @@ def locate(
                 reproduced=True, notes=("a bad value came from outside the step and could not be followed",)
             )
         places = [_place(trace.events, o) for o in found.origins]
-        primary = dataclasses.replace(places[0], chain=_way(found.chain, loss), also=tuple(places[1:5]))
+        primary = dataclasses.replace(
+            places[0], chain=_way(found.chain, loss), also=tuple(places[1:5]), component=trace.component
+        )
         following = found.chain[1] if len(found.chain) > 1 else None
         if primary.phase == "backward" and following is not None and following.seq == found.origins[0].seq:
             mechanism, why = mechanism_of(following, False)  # inf · 0 within the same derivative
@@ -74,7 +76,9 @@ def _play(
     scene.reset()
     trace = Trace(scene.model, _leaves(scene.model, batch), max_bytes=max_bytes)
     with trace:
-        loss = run_step(step)
+        played = play_step(step)
+    loss = played.loss
+    trace.component = next((name for name, term in played.terms.items() if kind_of(term)), "")
     bad_loss = [trace.producer[key_of(loss)]] if kind_of(loss) and key_of(loss) in trace.producer else []
     if kind_of(loss) and not lockstep:
         return trace, loss, bad_loss

@@ -69,6 +69,7 @@ class Location:
         lines = [f"{self.mechanism} in {self.op or 'a value'} ({self.phase})", f"  {where}"]
         if self.module:
             lines.append(f"  module {self.module}" + (f", rank {self.rank}" if self.rank is not None else ""))
+        lines += [f"  loss term {self.component}"] if self.component else []
         lines += code_frame(self.file, self.line)
         lines += [f"  E  {self.why}"] if self.why else []
         lines += [f"  in   {f}" for f in self.inputs] + [f"  out  {f}" for f in self.outputs]

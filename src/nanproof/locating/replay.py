@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -102,8 +103,22 @@ class Scene:
                 )
 
 
+@dataclass
+class Played:
+    """What a step returned: its loss, and by name the terms that it is the sum of."""
+
+    loss: Tensor
+    terms: dict[str, Tensor] = field(default_factory=dict)
+
+
 def run_step(step: Callable[[], Any]) -> Tensor:
-    """The loss of one replay; what the user's code raises is named, not hidden."""
+    """The loss of one replay."""
+    return play_step(step).loss
+
+
+def play_step(step: Callable[[], Any]) -> Played:
+    """One replay; what the user's code raises is named, not hidden."""
+    terms: dict[str, Tensor] = {}
     try:
         loss = step()
     except UsageError:
@@ -116,7 +131,8 @@ def run_step(step: Callable[[], Any]) -> Tensor:
         raise UsageError(
             f"step_fn raised {type(error).__name__}: {error}", hint="make step_fn() run on its own first"
         ) from error
-    if isinstance(loss, dict):
+    if isinstance(loss, dict) and loss and all(isinstance(v, Tensor) for v in loss.values()):
+        terms = loss
         loss = torch.stack([v.reshape(()) for v in loss.values()]).sum()
     if isinstance(loss, tuple) and loss and isinstance(loss[0], Tensor):
         loss = loss[0]
@@ -124,7 +140,7 @@ def run_step(step: Callable[[], Any]) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UsageError(f"step_fn returned {found}, not a loss", hint="return the loss as a tensor of one element")
-    return loss
+    return Played(loss, terms)
 
 
 def batch_tensors(batch: Any, name: str = "batch", depth: int = 0) -> list[tuple[str, Tensor]]:

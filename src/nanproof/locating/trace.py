@@ -100,6 +100,8 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.producer: dict[int, int] = {}
+        self.component = ""
+        """The loss term that was bad, when the step names its terms."""
         self.sinks: list[int] = []
         """Events whose bad values were about to be reduced over ranks."""
         self._maker: dict[int, tuple[str, str]] = {}
