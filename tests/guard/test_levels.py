@@ -127,6 +127,20 @@ def test_a_tap_does_not_break_a_compiled_graph() -> None:
     assert guard.step(lambda: compiled(x).square().mean()).ok
 
 
+def test_a_compiled_model_is_guarded_without_closure_too() -> None:
+    """Hooks of the compiled module run outside the graph: buffers go back to before the bad forward pass."""
+    seed_everything()
+    model = torch.compile(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), backend="aot_eager")
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    x = make_batches(1)[0].x
+    guard.backward(model(x).square().mean())
+    assert guard.step().ok
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    guard.backward(model(x * NAN).square().mean())
+    assert not guard.step().ok
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
 def test_watches_read_activations_and_gates_on_their_cadence() -> None:
     model = Tapped()
     _, guard = make(model, watch_modules=["lin"], watch_params=["*alpha*"], every=3)

@@ -172,12 +172,16 @@ class Guard:
 
     def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Loops without a closure: the first training forward of a step is where it begins."""
+        if torch.compiler.is_compiling():
+            return  # inside a compiled graph; give the compiled module itself to Guard, its hooks run outside
         if model.training and self._open and not self._begun:
             self._begin()
             if not self._in_closure and self.accumulate == 1:
                 self._post.seam.before(args, kwargs)
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if model.training and self._begun and not self._in_closure and not self._taken and self.accumulate == 1:
             self._post.seam.after(output)
 
