@@ -203,10 +203,8 @@ def _width(names: list[str]) -> int:
 
 
 def _plain(text: str) -> str:
-    """Names come out of files: control characters must not reach the terminal, brackets must not be styled."""
-    from rich.markup import escape
-
-    return escape("".join(c if c.isprintable() else "?" for c in text)).replace("\\\\[", "\\[")
+    """Names come out of files: control characters must not reach the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 _STYLES = {"healthy": "green", "suspect": "yellow"}
@@ -218,14 +216,14 @@ def _show(screen: Screen, report: ScanReport, width: int) -> None:
     reasons = [*report.reasons[:1]] if not report.ok else [_summary(report)]
     tail = "   → repairable" if report.repairable else ""
     style = _STYLES.get(report.health, "red")
-    head = f"{_plain(report.name):<{width}}   [{style}]{word:<10}[/] "
+    head = f"{_plain(report.name):<{width}}   {click.style(f'{word:<10}', fg=style)} "
     screen.result(f"{head}{_plain(reasons[0] if reasons else '')}{tail}")
     for words in report.reasons[1:6]:
         screen.result(f"{'':<{width}}              {_plain(words)}")
     if len(report.reasons) > 6:
         screen.result(f"{'':<{width}}              and {len(report.reasons) - 6:,} more")
     for note in report.notes:
-        screen.note(f"[dim]{'':<{width}}              note: {_plain(note)}[/]")
+        screen.note(click.style(f"{'':<{width}}              note: {_plain(note)}", dim=True))
 
 
 def _summary(report: ScanReport) -> str:
@@ -277,11 +275,12 @@ class _Bar:
             return
         if self._bar is None:
             from rich.console import Console
+            from rich.markup import escape
             from rich.progress import Progress
 
             self._bar = Progress(console=Console(stderr=True), transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(_plain(self._name), total=self._total or None)
+            self._task = self._bar.add_task(escape(_plain(self._name)), total=self._total or None)
         assert self._task is not None
         self._bar.update(self._task, completed=self._done)
 

@@ -52,10 +52,13 @@ class Screen:
             self._print(value)
 
     def _print(self, value: RenderableType) -> None:
+        if isinstance(value, str):
+            click.echo(value)  # as it is: shapes such as [2, 3] are no markup; colours only on a terminal
+            return
         from rich.console import Console
 
         width = None if sys.stdout.isatty() else 120  # piped output must not depend on a terminal's width
-        Console(width=width, highlight=False, soft_wrap=isinstance(value, str)).print(value)
+        Console(width=width, highlight=False).print(value)
 
 
 class Verbs(click.Group):
