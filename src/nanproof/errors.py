@@ -58,7 +58,15 @@ class FormatError(NanproofError, ValueError):
     """A file is not what it claims to be, or was written by a newer nanproof."""
 
 
-class GuardStop(NanproofError):
-    """The guard ended the run on purpose; ``nanproof run`` turns it into exit code 66."""
+class GuardStop(NanproofError, SystemExit):
+    """The guard ended the run on purpose.
+
+    Being a SystemExit too, it ends a script that does not catch it with exit code 66, so that a launcher can
+    tell a stop on purpose from a crash; what happened is in the log.
+    """
 
     exit_code = 66
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = self.exit_code

@@ -160,7 +160,8 @@ def test_a_guarded_run_locates_its_first_incident_by_itself(tmp_path: Path, capl
     assert places[0] is not None
     assert (Path(places[0]["file"]).name, places[0]["line"]) == ("test_api.py", LINE)
     assert places[0]["verified"] is True
-    assert places[1:] == [None, None], "the same kind is not located again"
+    assert places[1] == places[0]
+    assert places[2] is None, "a kind that led to the same place again is not located any more"
     assert f"test_api.py:{LINE} log" in caplog.text
 
 
@@ -211,6 +212,7 @@ def test_an_incident_of_another_process_is_played_again(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     died = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    assert died.returncode == 66
     assert b"GuardStop" in died.stderr
     incident = "run/incidents/000001"
     stored = cli(tmp_path, incident)

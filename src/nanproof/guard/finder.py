@@ -1,4 +1,4 @@
-"""Locating in a guarded run: by itself, once per kind of failure, within a budget of time and memory."""
+"""Locating in a guarded run: by itself, until it brings nothing new, within a budget of time and memory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ class Finder:
         self._ranks = ranks
         self._left = seconds
         self._max_bytes = max_bytes
-        self._seen: set[tuple[Any, ...]] = set()
+        self._places: set[tuple[str, int, str]] = set()
+        self._settled: set[tuple[Any, ...]] = set()
+        """Kinds of failure whose last location brought nothing new."""
 
     def find(
         self, verdict: Verdict, closure: Callable[[], Any] | None, seam: Seam, batch: Any, moment: Moment
     ) -> Location | None:
-        """The origin of a bad step; None when this kind was located before, or the budget is spent.
+        """The origin of a bad step; None when this kind keeps leading to known places, or the budget is spent.
 
         Without a closure the model's part is played again; what lies between its output and the loss is not.
         """
@@ -40,9 +42,8 @@ class Finder:
             return None
         kind = (verdict.kind, verdict.level, verdict.names[:1], verdict.origin)
         # every rank must come to the same answer here: they replay together
-        if kind in self._seen or self._ranks.any(self._left <= 0):
+        if kind in self._settled or self._ranks.any(self._left <= 0):
             return None
-        self._seen.add(kind)
         moment.restore()
         start = time.monotonic()
         try:
@@ -54,6 +55,11 @@ class Finder:
             log.error("nanproof: the bad step could not be located: %s: %s", type(error).__name__, error)
             found = None
         self._left -= time.monotonic() - start
-        if found is None or not found.reproduced:
+        reproduced = found is not None and found.reproduced
+        place = (found.file, found.line, found.op) if found is not None else ("", 0, "")
+        if not self._ranks.any(reproduced and place not in self._places):
+            self._settled.add(kind)
+        if found is None or not reproduced:
             return None
+        self._places.add(place)
         return dataclasses.replace(found, rank=self._ranks.rank if not self._ranks.alone else None)

@@ -226,11 +226,13 @@ class Post:
         self.run.record(self._no_reading(verdict), verdict, Action(kind="stop", reason=reason))
         good = self.keeper.last_good
         self.run.close()
-        raise GuardStop(
+        stop = GuardStop(
             f"training was stopped at {verdict}: {reason}",
             hint=f"nanproof diagnose {self.run.path or '.'}"
             + (f"; the last good checkpoint is {good}" if good else ""),
         )
+        log.error("nanproof: GuardStop, exit code %d: %s", stop.exit_code, stop)
+        raise stop
 
     def warn(self, seen: Seen) -> Verdict | None:
         """Headroom that keeps shrinking, a model that is dead: recorded, never vetoed."""

@@ -63,7 +63,8 @@ def play_again(
 def differences(bundle: Bundle) -> tuple[str, ...]:
     """What of this process is not as it was at the incident."""
     then = bundle.incident.environment
-    now = {"torch": str(torch.__version__), "python": sys.version.split()[0], "threads": str(torch.get_num_threads())}
+    now = {"torch": str(torch.__version__), "python": sys.version.split()[0], "threads": str(torch.get_num_threads()),
+           "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}  # fmt: skip
     found = [f"{k} was {then[k]}, is {v}" for k, v in now.items() if k in then and then[k] != v]
     for name, part in (("batch", bundle.batch), ("weights", bundle.weights), ("random states", bundle.random)):
         if not part:

@@ -65,16 +65,34 @@ def locate(
             why = f"{primary.why}; the whole step is finite in float64: a value was lost before"
             primary = dataclasses.replace(primary, mechanism="underflow", why=why)
         if verify:
-            primary = dataclasses.replace(primary, verified=_verified(step, scene, batch, found.origins))
+            healed, patch = _verified(step, scene, batch, found.origins)
+            more = () if healed else _behind(step, scene, batch, max_bytes, found.origins[0], patch)
+            known = {(p.file, p.line) for p in (primary, *primary.also)}
+            fresh = tuple(m for m in more if (m.file, m.line) not in known)
+            primary = dataclasses.replace(primary, verified=healed, also=(*primary.also, *fresh)[:6])
         return primary
 
 
+def _behind(
+    step: Callable[[], Any], scene: Scene, batch: Any, max_bytes: int, first: Event, patch: Patch | None
+) -> list[Location]:
+    """Origins that show only when the first one is out of the way."""
+
+    def look() -> list[Location]:
+        trace, _, sinks = _play(step, scene, batch, max_bytes, False, patch)
+        return [_place(trace.events, o) for o in blame(trace.events, sinks).origins]
+
+    if first.phase == "leaf":
+        return scene.healed(first.leaf, batch, look)
+    return look() if patch is not None else []
+
+
 def _play(
-    step: Callable[[], Any], scene: Scene, batch: Any, max_bytes: int, lockstep: bool
+    step: Callable[[], Any], scene: Scene, batch: Any, max_bytes: int, lockstep: bool, patch: Patch | None = None
 ) -> tuple[Trace, Tensor, list[int]]:
     """One traced pass; the events that the bad loss or gradients came from."""
     scene.reset()
-    trace = Trace(scene.model, _leaves(scene.model, batch), max_bytes=max_bytes)
+    trace = Trace(scene.model, _leaves(scene.model, batch), max_bytes=max_bytes, patch=patch)
     with trace:
         played = play_step(step)
     loss = played.loss
@@ -127,23 +145,25 @@ def _way(chain: list[Event], loss: Tensor) -> tuple[str, ...]:
     return (*short, "loss" if kind_of(loss) else "gradient")
 
 
-def _verified(step: Callable[[], Any], scene: Scene, batch: Any, origins: list[Event]) -> bool | None:
-    """Whether the step is finite when only the first origin is neutralised; None when it cannot be.
+def _verified(
+    step: Callable[[], Any], scene: Scene, batch: Any, origins: list[Event]
+) -> tuple[bool | None, Patch | None]:
+    """Whether the step is finite when only the first origin is neutralised, and how; None when it cannot be.
 
     What a good value would have been is not known, so several are tried: zero, one, a large one; first in this
     operation alone, then wherever its line runs (a loop, a module used twice).
     """
     first = origins[0]
     if first.phase == "leaf":
-        return scene.healed(first.leaf, batch, lambda: _finite(step, scene, None))
+        return scene.healed(first.leaf, batch, lambda: _finite(step, scene, None)), None
     if first.call < 0:
-        return None
+        return None, None
     frame = tuple(first.frames[:1])
     for whole_line, fill in ((False, 0.0), (False, 1.0), (True, 0.0), (True, 1.0), (True, 1e30)):
         patch = Patch(call=first.call, seq=first.seq, op=first.op, frame=frame, whole_line=whole_line, fill=fill)
         if _finite(step, scene, patch):
-            return True
-    return False
+            return True, patch
+    return False, Patch(call=first.call, seq=first.seq, op=first.op, frame=frame, whole_line=True, fill=1.0)
 
 
 def _finite(step: Callable[[], Any], scene: Scene, patch: Patch | None) -> bool:

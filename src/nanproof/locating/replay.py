@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
 
-Step = Callable[[], Tensor]
+T = TypeVar("T")
 
 
 def bind(step_fn: Callable[..., Any], model: nn.Module, batch: Any) -> Callable[[], Any]:
@@ -71,8 +71,8 @@ class Scene:
             p.grad = None
         _set_random_states(self._random)
 
-    def healed(self, leaf: str, batch: Any, finite: Callable[[], bool]) -> bool:
-        """Whether the step is finite once the bad entries of one leaf are zero; they come back after that."""
+    def healed(self, leaf: str, batch: Any, play: Callable[[], T]) -> T:
+        """What a replay says once the bad entries of one leaf are zero; they come back after that."""
         named: list[tuple[str, Tensor]] = [(f"parameter {n}", p) for n, p in self.model.named_parameters()]
         named += [(f"buffer {n}", b) for n, b in self.model.named_buffers()] + batch_tensors(batch)
         tensor = next(t for n, t in named if n == leaf)
@@ -82,7 +82,7 @@ class Scene:
         try:
             for t in (tensor.data, *copies):
                 t.nan_to_num_(0.0, 0.0, 0.0)
-            return finite()
+            return play()
         finally:
             tensor.data.copy_(kept)
             for copy, original in zip(copies, originals, strict=True):
