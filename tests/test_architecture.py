@@ -12,7 +12,7 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "nanproof"
 MODULES = sorted(SRC.rglob("*.py"))
-BASE = {"records", "errors", "floats", "files", "schema", "tensors"}
+BASE = {"records", "errors", "floats", "files", "schema", "tensors", "rng"}
 
 # room: the other rooms that it may import (the base is open to all; cli may import everything)
 ARROWS: dict[str, set[str]] = {
@@ -31,7 +31,8 @@ ARROWS: dict[str, set[str]] = {
     "report": {"logs", "diagnose", "watch"},
     "cases": {"guard", "ops"},
 }
-WITHOUT_TORCH = {"checkpoint", "logs", "config", "lint", "diagnose", "watch", "report", "cli"} | BASE - {"tensors"}
+LIGHT = {"checkpoint", "logs", "config", "lint", "diagnose", "watch", "report", "cli"}
+WITHOUT_TORCH = LIGHT | BASE - {"tensors", "rng"}
 
 
 def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:

@@ -127,6 +127,7 @@ def _outline(value: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) 
 
 def _write_random(folder: Path, random: dict[str, Any], bundle: dict[str, str]) -> None:
     states = {k: v for k, v in random.items() if isinstance(v, Tensor)}
+    states |= {f"cuda.{i}": state for i, state in enumerate(random.get("cuda", []))}
     if states:
         write_atomic(folder / "rng.safetensors", tensors_to_bytes(states))
         bundle["random states (torch)"] = "rng.safetensors"

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..errors import DriftError, FormatError, NonFiniteError, UsageError
 from ..files import atomic_file, make_folder, remove, write_atomic
+from ..rng import random_states, set_random_states
 from ..tensors import facts_of, is_finite
 from .adopt import adopt
 from .audit import Audit, compare_counters, find_drifts, saved_lr
-from .moment import random_states, set_random_states
 from .ranks import Ranks
 from .rundir import RunDir
 from .state import Training
@@ -71,7 +71,7 @@ class Keeper:
             "scaler": t.scaler.state_dict() if t.scaler is not None else None,
             "ema": t.ema.state_dict() if hasattr(t.ema, "state_dict") else None,
             "guard": guard,
-            "random": _plain(random_states(t.device)),
+            "random": _plain(random_states()),
             "extra": extra,
         }
 
@@ -193,7 +193,7 @@ class Keeper:
         if t.ema is not None and state["ema"] is not None:
             t.ema.load_state_dict(state["ema"])
         if state["random"] is not None:
-            set_random_states(_unplain(state["random"]), t.device)
+            set_random_states(_unplain(state["random"]))
 
 
 def _read_index(path: Path) -> dict[str, Any]:

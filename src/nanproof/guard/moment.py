@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..rng import random_states, set_random_states
+
 Slot = tuple[str, nn.Module, str]
 """A buffer's full name, the module that holds it, and its name there."""
-
-
-def random_states(device: torch.device) -> dict[str, Any]:
-    """The states of every generator that a training step may draw from."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put back what `random_states` took."""
-    random.setstate(states["python"])
-    torch.set_rng_state(states["torch"])
-    if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states["numpy"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 class Moment:
     """Random states and buffers as they were; copies go into memory that is allocated once."""
 
-    def __init__(self, slots: list[Slot], device: torch.device) -> None:
+    def __init__(self, slots: list[Slot]) -> None:
         self._slots = slots
-        self._device = device
         self._held: list[Tensor | None] = []
         self._copies: list[Tensor] = []
         self._random: dict[str, Any] | None = None
@@ -64,7 +43,7 @@ class Moment:
             self._copies = [b.detach().clone() for b in present]
         elif present:
             torch._foreach_copy_(self._copies, present)
-        self._random = random_states(self._device)
+        self._random = random_states()
 
     def forget(self) -> None:
         self._random = None
@@ -72,7 +51,7 @@ class Moment:
     def restore(self) -> None:
         """Go back to it; a buffer that was replaced since is put back as the same object."""
         self.restore_buffers()
-        set_random_states(self.random, self._device)
+        set_random_states(self.random)
 
     def restore_buffers(self) -> None:
         for (_, module, key), held in zip(self._slots, self._held, strict=True):

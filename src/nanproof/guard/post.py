@@ -64,7 +64,7 @@ class Post:
         self.window = Window(size=window, warmup=max(1, window // 2))
         # single micro-batches scatter more than windows of them do: they have a range of their own
         self.micro_window = Window(size=window, warmup=max(1, window // 2))
-        self.moment = Moment(training.slots, training.device)
+        self.moment = Moment(training.slots)
         self.taps = Taps()
         self.feed: Feed[Any] = Feed()
         self.seam = Seam()

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from ..locating.precision import in_precision
 from ..records import Origin
+from ..rng import set_random_states
 from ..tensors import is_finite
-from .moment import Moment, set_random_states
+from .moment import Moment
 from .ranks import Ranks, carry
 from .signals import losses_of, total_norm
 from .snapshots import Snapshot
@@ -79,7 +80,7 @@ class Rerun:
         if older is None:
             return None
         with older.borrowed():
-            set_random_states(self._moment.random, self._training.device)
+            set_random_states(self._moment.random)
             good = self._good(scaled=False)
         return "state" if good else "data"
 

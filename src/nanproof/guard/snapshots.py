@@ -21,7 +21,7 @@ class Snapshot:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._moment = Moment(training.slots, training.device)
+        self._moment = Moment(training.slots)
         self._parameters: list[Tensor] = []
         self._tensors: list[Tensor] = []
         self._plain: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class Snapshot:
         """The older parameters and buffers for the length of a block; the current ones come back after it."""
         live = self._live_parameters()
         current = [a.clone() for a in live]
-        now = Moment(self._training.slots, self._training.device)
+        now = Moment(self._training.slots)
         now.capture()
         try:
             _copy(live, self._parameters)

@@ -8,12 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import FormatError, UsageError
 from ..records import Incident
+from ..rng import set_random_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Bundle:
             )
         model.load_state_dict(kept, strict=False)
         if self.random:
-            set_random_states(self.random)
+            set_random_states(_live_form(self.random))
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -61,20 +62,17 @@ def read_bundle(folder: Path) -> Bundle:
     return Bundle(incident=incident, batch=batch, weights=weights, buffers=buffers, random=random)
 
 
-def set_random_states(states: dict[str, Any]) -> None:
-    """The random states of a bundle, in force in this process."""
-    import random
-
-    import numpy as np
-
-    if "python" in states:
-        version, numbers, gauss = states["python"]
-        random.setstate((version, tuple(numbers), gauss))
-    if "torch" in states:
-        torch.set_rng_state(states["torch"])
-    if "numpy" in states:
-        name, keys, *rest = states["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+def _live_form(states: dict[str, Any]) -> dict[str, Any]:
+    """Random states as the generators want them; JSON has neither tuples nor arrays."""
+    live = dict(states)
+    if "python" in live:
+        version, numbers, gauss = live["python"]
+        live["python"] = (version, tuple(numbers), gauss)
+    if "numpy" in live:
+        name, keys, *rest = live["numpy"]
+        live["numpy"] = (name, np.array(keys, dtype=np.uint32), *rest)
+    cuda = [live.pop(k) for k in sorted(k for k in live if k.startswith("cuda."))]
+    return {**live, "cuda": cuda} if cuda else live
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..rng import random_states, set_random_states
 
 T = TypeVar("T")
 
@@ -46,7 +45,7 @@ class Scene:
         self._parameters = [(p, p._version) for p in model.parameters()]
         self._gradients = [(p, p.grad) for p in model.parameters()]
         self._batch = [(name, t, t.detach().clone(), t._version) for name, t in batch_tensors(batch)]
-        self._random = _random_states()
+        self._random = random_states()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -69,7 +68,7 @@ class Scene:
                     tensor.copy_(copy)
         for p, _ in self._gradients:
             p.grad = None
-        _set_random_states(self._random)
+        set_random_states(self._random)
 
     def healed(self, leaf: str, batch: Any, play: Callable[[], T]) -> T:
         """What a replay says once the bad entries of one leaf are zero; they come back after that."""
@@ -159,21 +158,3 @@ def batch_tensors(batch: Any, name: str = "batch", depth: int = 0) -> list[tuple
     return [
         found for k, v in items for found in batch_tensors(v, f"{name} {k}" if depth == 0 else f"{name}.{k}", depth + 1)
     ]
-
-
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    torch.set_rng_state(states["torch"])
-    if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states["numpy"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])
