@@ -145,7 +145,7 @@ def test_a_full_disk_costs_the_record_never_the_run(tmp_path: Path, caplog: Any)
         files.disarm()
     assert run.guard.tally.updates == 3
     assert "log lines lost" in caplog.text
-    assert "not kept" in caplog.text
+    assert "guard-failed, keeping the incident at step 3" in caplog.text
     run.guard.close()
     assert "the guard itself failed 1 times" in caplog.records[-1].getMessage()
 
@@ -172,6 +172,20 @@ def test_the_guard_s_own_failure_is_loud_and_the_healthy_run_goes_on(monkeypatch
     run.feed(clean[4:])
     assert run.digest() == reference.digest()
     assert "the guard itself failed at step 4" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["probe.Probe.look", "snapshots.Ring.take"])
+def test_no_other_part_of_the_guard_ends_a_healthy_run(monkeypatch: Any, caplog: Any, broken: str) -> None:
+    clean = make_batches(8)
+    reference = make_run(snapshot_every=3)
+    reference.feed(clean)
+    run = make_run(snapshot_every=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"nanproof.guard.{broken}", lambda *_: 1 / 0)
+        assert set(run.feed(clean)) == {"ok"}
+    assert run.digest() == reference.digest()
+    assert run.guard.tally.failures
+    assert "guard-failed" in caplog.text
 
 
 def test_a_policy_may_stop_when_the_guard_fails(monkeypatch: Any) -> None:

@@ -201,7 +201,9 @@ class Guard:
         """Backward from what a forward pass returned."""
         post, t = self._post, self.training
         losses = losses_of(returned, post.weights)
-        self._probe.see(losses, self._post.feed.batch)
+        self._probe.see(losses)
+        with post.surviving("looking at the batch"):
+            self._probe.look(post.feed.batch, losses.prediction)
         if not post.local and not post.ranks.alone:
             limits = post.limits(post.micro_window if self._drop else post.window)
             post.ranks.start(self._probe.flags(limits), self._post.feed.position)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -251,7 +252,8 @@ class Post:
         self.backoff.advance()
         self.tally.updates += 1
         if self.ring.due(self.tally.updates):
-            self.ring.take(self.tally.steps, self.tally.updates)
+            with self.surviving("taking a snapshot"):
+                self.ring.take(self.tally.steps, self.tally.updates)
 
     def finish(self, verdict: Verdict, action: Action, reading: Reading) -> None:
         self.history = self.history.after(action, verdict.step, self.policy)
@@ -263,12 +265,24 @@ class Post:
         self, verdict: Verdict, action: Action, facts: Sequence[TensorFacts], location: Location | None = None
     ) -> None:
         """Keep an incident; that must not fail the run."""
-        try:
+        with self.surviving(f"keeping the incident at step {verdict.step}"):
             weights: dict[str, Tensor] = {} if self.training.sharded else dict(self.training.model.named_parameters())
             self.run.incident(verdict, action, facts, self.taps, self.feed.batch, self.moment, weights, location)
+
+    @contextmanager
+    def surviving(self, doing: str) -> Iterator[None]:
+        """A block of the guard's own work: if it fails, that is said loudly and counted, and training goes on."""
+        try:
+            yield
         except Exception as error:
-            self.tally.failures.append(f"incident not kept: {type(error).__name__}: {error}")
-            log.error("nanproof: incident at step %d not kept", verdict.step, exc_info=error)
+            said = f"{doing}: {type(error).__name__}: {error}"
+            self.tally.failures.append(said)
+            log.error("nanproof: guard-failed, %s", said, exc_info=error)
+            if self.policy.on_guard_failure == "stop":
+                self.stop(
+                    Verdict(kind="guard-failed", step=self.tally.steps, level="guard", names=(said,)),
+                    "the guard itself failed, and the policy stops then",
+                )
 
     def _no_reading(self, verdict: Verdict) -> Reading:
         return Reading(step=verdict.step, loss=math.nan, grad_norm=math.nan, lr=self.training.learning_rate())

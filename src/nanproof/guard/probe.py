@@ -66,12 +66,15 @@ class Probe:
         self._inputs: list[Tensor] = []
         self._predictions: list[Tensor] = []
 
-    def see(self, losses: Losses, batch: Any) -> None:
-        """Take in one micro-batch after its forward pass."""
+    def see(self, losses: Losses) -> None:
+        """Take in the losses of one micro-batch after its forward pass."""
         self._losses.append(losses.total.detach())
         for name, value in losses.components.items():
             self._components.setdefault(name, []).append(value.detach().reshape(()))
-        for found, value in ((self._inputs, batch), (self._predictions, losses.prediction)):
+
+    def look(self, batch: Any, prediction: Any) -> None:
+        """Take in whether its inputs and predictions are finite."""
+        for found, value in ((self._inputs, batch), (self._predictions, prediction)):
             flag = level_flag(value) if value is not None else None
             if flag is not None:
                 found.append(flag)
