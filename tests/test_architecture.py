@@ -78,11 +78,11 @@ def test_every_room_has_its_arrows_written_down() -> None:
 
 
 def test_torch_free_rooms_do_not_import_torch() -> None:
-    # scan's split over ranks is the one place that may, inside a function, when torchrun started it
+    exempt = SRC / "checkpoint" / "ranks.py"  # inside a function, when torchrun started the scan
     wrong = [
         f"{path.relative_to(SRC)}:{node.lineno}"
         for path in MODULES
-        if room(path) in WITHOUT_TORCH
+        if room(path) in WITHOUT_TORCH and path != exempt
         for name, node in imports(path)
         if name.split(".")[0] in ("torch", "transformers", "lightning", "accelerate")
     ]

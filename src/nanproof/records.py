@@ -91,6 +91,7 @@ class TensorFacts:
     nan: int = 0
     posinf: int = 0
     neginf: int = 0
+    zero: int = 0
     finite_min: float | None = None
     finite_max: float | None = None
     first_bad: tuple[int, ...] | None = None
@@ -117,8 +118,9 @@ class TensorFacts:
         total = math.prod(self.shape)
         state = f"{' + '.join(counts)} of {total:,}" if counts else f"all {total:,} finite"
         span = f", finite {self.finite_min:.4g} … {self.finite_max:.4g}" if self.finite_min is not None else ""
+        zero = f", {self.zero:,} zero" if self.zero else ""
         extra = "".join(f", {k}={v:.4g}" for k, v in self.extra.items())
-        return f"{self.name} {list(self.shape)} {self.dtype}: {state}{span}{extra}"
+        return f"{self.name} {list(self.shape)} {self.dtype}: {state}{zero}{span}{extra}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,9 @@ Reads the host, so it belongs on the path of an incident or a test, never on tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ def facts_of(name: str, tensor: Tensor, extra: Mapping[str, float] | None = None
         nan=int(nan.sum()),
         posinf=int(posinf.sum()),
         neginf=int(neginf.sum()),
+        zero=int((finite == 0).sum()),
         finite_min=float(finite.min()) if finite.numel() else None,
         finite_max=float(finite.max()) if finite.numel() else None,
         first_bad=tuple(first[: tensor.ndim]) if first is not None else None,
@@ -82,3 +85,27 @@ def _masks_by_code(values: Tensor, form: Format) -> tuple[Tensor, Tensor, Tensor
     nan, inf, negative = form.is_nan(codes), form.is_inf(codes), (codes & form.sign_bit) != 0
     found = [torch.from_numpy(np.asarray(m)).to(values.device) for m in (nan, inf & ~negative, inf & negative)]
     return found[0], found[1], found[2]
+
+
+def tensors_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch, however it is nested, with their paths."""
+    if isinstance(value, Tensor):
+        yield name or "tensor", value
+    elif depth < 6:
+        for key, item in children(value):
+            yield from tensors_in(item, f"{name}.{key}".lstrip("."), depth + 1)
+
+
+def children(value: Any) -> list[tuple[str, Any]]:
+    """The named parts of a container: mapping, sequence, dataclass, or an object with attributes."""
+    if isinstance(value, Mapping):
+        return [(str(k), v) for k, v in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        return [(str(i), v) for i, v in enumerate(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in fields(value)]
+    if hasattr(value, "__dict__") and not isinstance(value, type):
+        return [(k, v) for k, v in vars(value).items() if not k.startswith("_")]
+    return []

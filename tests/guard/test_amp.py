@@ -27,6 +27,22 @@ def closure(model: nn.Module, batch: Any) -> Any:
     return run
 
 
+def plain_scaler_loop(batches: list[Any], init_scale: float) -> str:
+    """The loop that the guard replaces, as torch's documentation has it."""
+    seed_everything()
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=5)
+    for b in batches:
+        scaler.scale(closure(model, b)()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return digest(model, [optimizer], scaler)
+
+
 def test_a_nan_holds_the_scale_and_everything_else() -> None:
     clean = make_batches(14)
 
@@ -53,18 +69,7 @@ def test_a_healthy_run_equals_the_plain_scaler_loop_overflows_included() -> None
     assert guard.tally.actions["skip"] == guard.tally.overflows
     assert not [k for k in guard.tally.kinds if "scale" not in k]
 
-    seed_everything()
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=5)
-    for b in batches:
-        scaler.scale(closure(model, b)()).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert guarded == digest(model, [optimizer], scaler)
+    assert guarded == plain_scaler_loop(batches, 2.0**24)
 
 
 def test_an_ordinary_overflow_writes_no_incident(tmp_path: Any) -> None:
@@ -154,18 +159,7 @@ def test_observing_leaves_a_scaler_loop_as_it_is() -> None:
     observed = digest(model, [optimizer], scaler)
     assert guard.tally.kinds.total() == 2
 
-    seed_everything()
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
-    for b in batches:
-        scaler.scale(closure(model, b)()).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert observed == digest(model, [optimizer], scaler)
+    assert observed == plain_scaler_loop(batches, 2.0**10)
 
 
 def test_a_dropped_microbatch_under_a_scaler() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from datetime import timedelta
 from typing import Any
@@ -27,7 +26,8 @@ class Group:
     """The ranks of a scan. torch is imported here and only here: torchrun has it at hand anyway."""
 
     def __init__(self) -> None:
-        dist = importlib.import_module("torch.distributed")
+        import torch.distributed as dist
+
         dist.init_process_group("gloo", timeout=timedelta(days=1))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._dist: Any = dist

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import __version__
 from ..files import atomic_folder, make_folder, write_atomic
 from ..records import Incident, to_json
-from .signals import children
+from ..tensors import children
 
 FULL_BUNDLES = 20
 """How many incidents of a run keep their batch and states; later ones keep only the record."""

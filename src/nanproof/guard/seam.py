@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..locating import Location
-from ..tensors import is_finite
-from .signals import tensors_in
+from ..tensors import is_finite, tensors_in
 
 
 class Seam:

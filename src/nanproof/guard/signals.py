@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from ..errors import UsageError
-from ..tensors import local_values
+from ..tensors import local_values, tensors_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +66,6 @@ def absmax(tensor: Tensor) -> Tensor:
         values = values.float()
     largest: Tensor = torch.linalg.vector_norm(values, math.inf)
     return largest.float()
-
-
-def tensors_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch, however it is nested, with their paths."""
-    if isinstance(value, Tensor):
-        yield name or "tensor", value
-    elif depth < 6:
-        for key, item in children(value):
-            yield from tensors_in(item, f"{name}.{key}".lstrip("."), depth + 1)
-
-
-def children(value: Any) -> list[tuple[str, Any]]:
-    """The named parts of a container: mapping, sequence, dataclass, or an object with attributes."""
-    if isinstance(value, Mapping):
-        return [(str(k), v) for k, v in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
-    if isinstance(value, list | tuple):
-        return [(str(i), v) for i, v in enumerate(value)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [(f.name, getattr(value, f.name)) for f in fields(value)]
-    if hasattr(value, "__dict__") and not isinstance(value, type):
-        return [(k, v) for k, v in vars(value).items() if not k.startswith("_")]
-    return []
 
 
 def level_flag(value: Any) -> Tensor | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..records import Reading, TensorFacts, Verdict
-from ..tensors import facts_of, is_finite
+from ..tensors import facts_of, is_finite, tensors_in
 from . import act
 from .judge import name_culprits
 from .moment import Moment
@@ -16,7 +16,7 @@ from .policy import Policy
 from .probe import Seen
 from .ranks import Ranks
 from .rerun import Rerun
-from .signals import careful_norm, tensors_in, total_norm
+from .signals import careful_norm, total_norm
 from .snapshots import Snapshot
 from .state import Training
 

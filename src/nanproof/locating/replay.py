@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..rng import random_states, set_random_states
+from ..tensors import tensors_in
 
 T = TypeVar("T")
 
@@ -142,19 +143,8 @@ def play_step(step: Callable[[], Any]) -> Played:
     return Played(loss, terms)
 
 
-def batch_tensors(batch: Any, name: str = "batch", depth: int = 0) -> list[tuple[str, Tensor]]:
+def batch_tensors(batch: Any) -> list[tuple[str, Tensor]]:
     """The tensors of a batch with their paths."""
     if isinstance(batch, Tensor):
-        return [(name, batch)]
-    if depth > 5 or isinstance(batch, str | bytes | int | float | type(None)):
-        return []
-    if isinstance(batch, dict):
-        items = list(batch.items())
-    elif isinstance(batch, list | tuple):
-        keys = getattr(batch, "_fields", range(len(batch)))
-        items = list(zip(keys, batch, strict=True))
-    else:
-        items = list(vars(batch).items()) if hasattr(batch, "__dict__") else []
-    return [
-        found for k, v in items for found in batch_tensors(v, f"{name} {k}" if depth == 0 else f"{name}.{k}", depth + 1)
-    ]
+        return [("batch", batch)]
+    return [(f"batch {name}", tensor) for name, tensor in tensors_in(batch)]
