@@ -12,7 +12,7 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "nanproof"
 MODULES = sorted(SRC.rglob("*.py"))
-BASE = {"records", "errors", "floats", "files", "schema", "tensors", "rng"}
+BASE = {"records", "errors", "floats", "files", "schema", "topics", "journal", "tensors", "rng"}
 
 # room: the other rooms that it may import (the base is open to all; cli may import everything)
 ARROWS: dict[str, set[str]] = {
@@ -23,15 +23,15 @@ ARROWS: dict[str, set[str]] = {
     "checkpoint": set(),
     "logs": set(),
     "config": set(),
-    "lint": set(),
-    "diagnose": {"checkpoint", "logs", "config", "lint"},
-    "run": {"guard", "locating", "integrations"},
+    "linting": {"config"},
+    "diagnosing": {"checkpoint", "logs", "config", "linting"},
+    "run": {"guard", "locating", "integrations", "logs"},
     "integrations": {"guard"},
-    "watch": {"logs", "diagnose"},
-    "report": {"logs", "diagnose", "watch"},
+    "watch": {"logs", "diagnosing"},
+    "report": {"logs", "diagnosing", "watch", "config"},
     "cases": {"guard", "ops"},
 }
-LIGHT = {"checkpoint", "logs", "config", "lint", "diagnose", "watch", "report", "cli"}
+LIGHT = {"checkpoint", "logs", "config", "linting", "diagnosing", "watch", "report", "cli"}
 WITHOUT_TORCH = LIGHT | BASE - {"tensors", "rng"}
 
 
