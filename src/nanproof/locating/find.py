@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from .blame import blame, passes_meant, relevant_parents
 from .location import Location, Phase
 from .mechanism import mechanism_of
+from .patch import Patch
 from .precision import in_precision
 from .replay import Scene, batch_tensors, bind, play_step, run_step
-from .trace import Event, Patch, Trace, key_of, kind_of
+from .trace import Event, Trace, key_of, kind_of
 
 
 def locate(
@@ -54,11 +55,6 @@ def locate(
         primary = dataclasses.replace(
             places[0], chain=_way(found.chain, loss), also=tuple(places[1:5]), component=trace.component
         )
-        following = found.chain[1] if len(found.chain) > 1 else None
-        if primary.phase == "backward" and following is not None and following.seq == found.origins[0].seq:
-            mechanism, why = mechanism_of(following, False)  # inf · 0 within the same derivative
-            if mechanism == "where-gradient":
-                primary = dataclasses.replace(primary, mechanism=mechanism, why=why)
         if lockstep:
             return primary
         if primary.mechanism in ("pole", "invalid") and primary.phase != "leaf" and _good_in_float64(step, scene):
@@ -101,7 +97,7 @@ def _play(
     if kind_of(loss) and not lockstep:
         return trace, loss, bad_loss
     if loss.grad_fn is not None:
-        trace.learn_graph(loss.grad_fn)
+        trace.graph.learn(loss.grad_fn)
         with trace:
             loss.backward()  # type: ignore[no-untyped-call]
     if bad_loss:

@@ -37,6 +37,13 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
         return "bad-leaf", f"{event.leaf} was bad on arrival: {facts.census}" if facts else ""
     if event.phase == "outside":
         return "outside-dispatcher", f"{event.op} returned a bad gradient that no torch operation computed"
+    if event.dead_branch and not event.by_user:
+        what = {INF: "is infinite", NAN: "has no value"}[event.kind]
+        return (
+            "where-gradient",
+            f"the forward leaves this value out, so its gradient is exactly 0, and the derivative {what} there: "
+            "0 · inf",
+        )
     if event.args is None:
         return _without_arguments(event)
     if any(v != v for v in event.literals):
@@ -56,11 +63,6 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
         return _division(event, first, second)
     if event.op.startswith("mul") and first is not None and second is not None and event.kind == NAN:
         zero_times_inf = bool((((first == 0) & second.isinf()) | ((second == 0) & first.isinf())).any())
-        if zero_times_inf and _gradient_is_zero(event, first, second):
-            return (
-                "where-gradient",
-                "the incoming gradient is exactly 0 where the local derivative is infinite: 0 · inf",
-            )
         if zero_times_inf:
             return "invalid", "0 · inf"
     return _again_in_float64(event, dtype)
@@ -69,20 +71,10 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
 def _division(event: Event, first: Tensor, second: Tensor) -> tuple[Mechanism, str]:
     if not bool(((first == 0) & (second == 0)).any()):
         return "invalid", "inf / inf" if bool((first.isinf() & second.isinf()).any()) else "the quotient has no value"
-    if _gradient_is_zero(event, first, second):
-        return "where-gradient", "the incoming gradient is exactly 0 where the local derivative is infinite: 0 / 0"
     counted = any(m in ("sum", "count_nonzero", "_to_copy") for m, _ in event.makers[1:2])
     if event.phase == "forward" and counted:
         return "empty-reduction", "0 / 0: the sum over nothing divided by a count of nothing"
     return "invalid", "0 / 0"
-
-
-def _gradient_is_zero(event: Event, first: Tensor, second: Tensor) -> bool:
-    """In a built-in backward: whether the zero in 0 · inf or 0 / 0 is the incoming gradient, not a saved value."""
-    if event.phase != "backward" or event.by_user or event.node == "MulBackward0":
-        return False
-    from_gradient = [phase == "backward" for _, phase in event.makers[:2]] + [False, False]
-    return any(g and bool((t == 0).any()) for g, t in zip(from_gradient, (first, second), strict=False))
 
 
 def _again_in_float64(event: Event, dtype: str) -> tuple[Mechanism, str]:

@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..records import TensorFacts
 from ..tensors import facts_of, local_values
+from .graph import Graph, number_of
+from .patch import Frame, Patch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
 _HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
 FINITE, INF, NAN = 0, 1, 2
-
-Frame = tuple[str, int, str]
 
 
 @dataclass(slots=True)
@@ -57,33 +56,8 @@ class Event:
     """The plain numbers among its arguments."""
     by_user: bool = False
     """In backward: whether it runs in the user's own code (a hook, a custom backward)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """Neutralises an operation and its own backward, alone or wherever its line runs it."""
-
-    call: int
-    seq: int
-    op: str
-    frame: tuple[Frame, ...]
-    whole_line: bool = False
-    fill: float = 0.0
-
-    def covers(self, call: int, seq: int | None, op: str, frame: list[Frame]) -> bool:
-        if self.whole_line:
-            return tuple(f[:2] for f in frame) == tuple(f[:2] for f in self.frame)
-        return call == self.call or (seq is not None and seq == self.seq)
-
-    def apply(self, tensor: Tensor) -> None:
-        """Put finite values where bad ones are, unseen by autograd's version counters."""
-        if torch._debug_has_internal_overlap(tensor):
-            return
-        with _unsafe_preserve_version_counter(tensor):
-            plain = tensor.conj() if tensor.is_conj() else tensor
-            real = torch.view_as_real(plain) if plain.is_complex() else plain
-            large = min(self.fill, torch.finfo(real.dtype).max ** 0.5)
-            real.nan_to_num_(min(large, 1.0), large, -large)
+    dead_branch: bool = False
+    """In backward: whether the value was selected away in forward: its incoming gradient is exactly zero there."""
 
 
 class Trace(TorchDispatchMode):
@@ -108,7 +82,7 @@ class Trace(TorchDispatchMode):
         self._names = {id(m): n or type(m).__name__ for n, m in model.named_modules()}
         self._modules: list[str] = []
         self._sites: dict[int, tuple[str, list[Frame], str]] = {}
-        self._feeders: dict[Any, list[Any]] = {}
+        self.graph = Graph()
         self._count = 0
         self._base = torch._C._autograd._get_sequence_nr()
         self._left = max_bytes
@@ -138,19 +112,6 @@ class Trace(TorchDispatchMode):
             hook.remove()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def learn_graph(self, root: Any) -> None:
-        """Who feeds gradients into whom, for values that are born outside torch's sight."""
-        todo, seen = [root], set()
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            for child, _ in node.next_functions:
-                if child is not None:
-                    self._feeders.setdefault(child, []).append(node)
-                    todo.append(child)
-
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._count += 1
@@ -159,8 +120,11 @@ class Trace(TorchDispatchMode):
         seq = torch._C._autograd._get_sequence_nr() - 1
         base = function._schema.name.split("::")[1]
         frames = user_frames()
-        site = self._sites.get(node._sequence_nr()) if node is not None else None
-        module = site[2] if site and not frames else self._modules[-1] if self._modules else ""
+        site = self._sites.get(number_of(node)) if node is not None else None
+        if site and (not frames or not self._modules):  # a checkpointed function may run again outside its module
+            module = site[2]
+        else:
+            module = self._modules[-1] if self._modules else ""
         if frames or site is None:
             here = (base, frames, module)
         else:
@@ -171,16 +135,19 @@ class Trace(TorchDispatchMode):
         before = [(kind_of(t), key_of(t), t.detach().clone()) for t in tensors] if mutates else None
         if function.namespace == "c10d" and "reduce" in base:
             self._meet_reduction(base, args)
+        patch = self._patch
+        if patch is not None:
+            own = number_of(node) - self._base if node is not None else None
+            if not patch.covers(number, own, base, (frames or here[1])[:1]) or self._brings_bad_gradient(tensors):
+                patch = None
         out = function(*args, **kwargs)
         outputs = floats_in(out)
         if mutates:  # what it wrote into need not be among what it returns
             returned = {id(t) for t in outputs}
             outputs += [t for t in floats_in(written(function, args, kwargs)) if id(t) not in returned]
-        if self._patch is not None:
-            own = node._sequence_nr() - self._base if node is not None else None
-            if self._patch.covers(number, own, base, (frames or here[1])[:1]):
-                for t in outputs:
-                    self._patch.apply(t)
+        if patch is not None:
+            for t in outputs:
+                patch.apply(t)
         if base.startswith(("empty", "new_empty")):
             return out  # memory that nobody has written is not a value
         inside = {key_of(t) for t in tensors_in((args, kwargs))}
@@ -215,20 +182,27 @@ class Trace(TorchDispatchMode):
         event = Event(
             len(self.events), base, "forward" if node is None else "backward", kind, frames or here[1], here[2],
             parents=parents, call=number, node=node.name() if node is not None else "",
-            seq=(node._sequence_nr() if node is not None else seq) - self._base, function=function,
+            seq=(number_of(node) if node is not None else seq) - self._base, function=function,
             args=args if keep and not mutates else None, kwargs=kwargs,
             inputs=[facts_of(f"input {i}", t) for i, (_, _, t) in enumerate(known)] if keep else [],
             output=facts_of("output", out),
             makers=tuple(self._maker.get(key_of(t), ("", "")) for t in tensors_in(args)),
             literals=tuple(v for v in tree_leaves((args, kwargs)) if isinstance(v, float)),
-            by_user=node is not None and bool(frames),
+            by_user=node is not None and bool(frames), dead_branch=node is not None and self.graph.left_out(node, out),
         )  # fmt: skip
         self.events.append(event)
         self.producer[key_of(out)] = event.number
 
+    def _brings_bad_gradient(self, tensors: list[Tensor]) -> bool:
+        """Whether a gradient is bad already as it comes in: then another origin made it so, and it must show.
+
+        Autograd sums the gradients of a value that is used twice within the node that arrives last.
+        """
+        return any(self._maker.get(key_of(t), ("", ""))[1] == "backward" and kind_of(t) for t in tensors)
+
     def _outside(self, node: Any) -> int:
         """The event for a value that came out of an autograd node without any operation that torch saw."""
-        for feeder in self._feeders.get(node, []):
+        for feeder in self.graph.feeders(node):
             site = self._sites.get(feeder._sequence_nr())
             frames = list(site[1]) if site else []
             if isinstance(feeder, torch.autograd.function.BackwardCFunction) and len(frames) > 1:

@@ -41,7 +41,7 @@ def sinkhorn_underflow() -> Case:
         u = torch.ones(len(a))
         for _ in range(3):
             v = 0.25 / (kernel.T @ u)  # BAD
-            u = 0.25 / (kernel @ v)
+            u = 0.25 / (kernel @ v)  # ALSO: rows of the kernel are all zero as well
         return (u[:, None] * kernel * v[None] * cost).sum()
 
     return nn.Linear(3, 2), {"x": torch.randn(4, 3), "y": torch.randn(4, 2) + 3}, step

@@ -1,0 +1,83 @@
+"""What the autograd graph tells about a backward pass: who feeds gradients into whom, and which gradients are dead."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# backward nodes of operations that leave values out, and so send them a gradient of exactly zero
+_SELECTING = (
+    "Where", "Masked", "NanToNum", "Index", "Select", "Slice", "Gather", "Clamp", "Relu", "Threshold", "HardTanh",
+    "Maximum", "Minimum", "Max", "Min", "Take", "Narrow", "Split", "Unbind", "Tril", "Triu",
+)  # fmt: skip
+
+
+class Graph:
+    """The backward nodes of one pass; empty until `learn` is told the loss's node."""
+
+    def __init__(self) -> None:
+        self._feeders: dict[Any, list[Any]] = {}
+        self._incoming: tuple[Any, tuple[Tensor | None, ...]] = (None, ())
+        """The node that runs, and the gradients that came into it."""
+
+    def learn(self, root: Any) -> None:
+        """Walk the graph once, and hear from now on what comes into each node."""
+        todo, seen = [root], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if not node.name().endswith("AccumulateGrad"):
+                node.register_prehook(functools.partial(self._arrive, node))
+            for child, _ in node.next_functions:
+                if child is not None:
+                    self._feeders.setdefault(child, []).append(node)
+                    todo.append(child)
+
+    def _arrive(self, node: Any, gradients: tuple[Tensor | None, ...]) -> None:
+        self._incoming = (node, gradients)
+
+    def feeders(self, node: Any) -> list[Any]:
+        """The nodes that hand this one its gradients."""
+        return self._feeders.get(node, [])
+
+    def left_out(self, node: Any, out: Tensor) -> bool:
+        """Whether the forward leaves the value behind a bad derivative out.
+
+        Then the gradient that comes in is exactly zero there, and something after it in the forward selects.
+        """
+        at, gradients = self._incoming
+        if (
+            at is not node
+            or node.name().startswith("Linalg")
+            or not any(
+                g is not None and g.shape == out.shape and bool(((g == 0) & ~torch.isfinite(out)).any())
+                for g in gradients
+            )
+        ):
+            return False
+        todo, seen = list(self.feeders(node)), set()
+        while todo:
+            feeder = todo.pop()
+            if feeder not in seen:
+                seen.add(feeder)
+                if _selects(feeder):
+                    return True
+                todo += self.feeders(feeder)
+        return False
+
+
+def _selects(node: Any) -> bool:
+    """Whether the operation behind a backward node leaves values out; a product does when one factor is a constant."""
+    masks = node.name().startswith("Mul") and any(child is None for child, _ in node.next_functions)
+    return masks or bool(node.name().startswith(_SELECTING))
+
+
+def number_of(node: Any) -> int:
+    """The sequence number of a backward node; writing into a view is wrapped in a node made right after its own."""
+    number: int = node._sequence_nr()
+    return number - 1 if node.name() == "torch::autograd::CopySlices" else number
