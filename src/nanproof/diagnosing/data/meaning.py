@@ -1,0 +1,144 @@
+"""What columns mean to a training: labels, boxes, lengths; and what is wrong with a row of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .piece import Piece, Values
+from .report import Kind
+
+IGNORED = (-100, -1)  # what losses leave out
+_LABEL = re.compile(r"(?:^|[_./-])(?:labels?|targets?|class(?:es)?|category(?:_ids?)?|y|answer)$", re.I)
+_BOX = re.compile(r"(?:^|[_./-])(?:b?box(?:es)?|bboxes)$", re.I)
+_INPUT = re.compile(
+    r"^(?:input|audio|frame|feature|time)s?_?(?:lengths?|len|frames|steps)$|^num_frames$|^n_frames$", re.I
+)
+_TARGET = re.compile(r"^(?:target|label|text|token)s?_?(?:lengths?|len)$", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One row that a training would trip over."""
+
+    kind: Kind
+    column: str
+    row: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What the user knows of the data: how many classes, which columns are labels, by how much CTC input shrinks."""
+
+    classes: int | None = None
+    labels: tuple[str, ...] = ()
+    downsample: int = 1
+
+    def is_label(self, name: str) -> bool:
+        return name in self.labels if self.labels else bool(_LABEL.search(name))
+
+    def faults(self, piece: Piece) -> Iterator[Fault]:
+        for name, values in piece.columns.items():
+            if self.is_label(name):
+                yield from self._labels(piece.first, name, values)
+            if _BOX.search(name) and isinstance(values, list):
+                yield from _boxes(piece.first, name, values)
+        yield from self._ctc(piece)
+
+    def _labels(self, first: int, name: str, values: Values) -> Iterator[Fault]:
+        if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim:
+            wrong = (values < 0) & ~np.isin(values, IGNORED)
+            if self.classes is not None:
+                wrong |= values >= self.classes
+            rows = wrong.reshape(len(values), -1)
+            for row in np.flatnonzero(rows.any(1)):
+                value = int(values.reshape(len(values), -1)[row][rows[row]][0])
+                yield Fault("label-out-of-range", name, first + int(row), self._range(value))
+            if values.ndim > 1 and values.shape[1]:
+                masked = np.isin(values, IGNORED[:1]).reshape(len(values), -1).all(1)
+                for row in np.flatnonzero(masked):
+                    yield Fault("empty-target", name, first + int(row), "every label is −100, so none counts")
+            return
+        if isinstance(values, list):
+            for offset, value in enumerate(values):
+                if fault := self._label(value):
+                    yield Fault(fault[0], name, first + offset, fault[1])
+
+    def _label(self, value: Any) -> tuple[Kind, str] | None:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return "empty-target", "the target is empty"
+        if isinstance(value, list | tuple):
+            if not value:
+                return "empty-target", "the target is empty"
+            numbers = [v for v in value if isinstance(v, int) and not isinstance(v, bool)]
+            if len(numbers) == len(value) and all(v == IGNORED[0] for v in numbers):
+                return "empty-target", "every label is −100, so none counts"
+        else:
+            numbers = [value] if isinstance(value, int) and not isinstance(value, bool) else []
+        for number in numbers:
+            if (number < 0 and number not in IGNORED) or (self.classes is not None and number >= self.classes):
+                return "label-out-of-range", self._range(number)
+        return None
+
+    def _range(self, value: int) -> str:
+        if self.classes is None:
+            return f"label {value} is negative, and no loss leaves it out"
+        return f"label {value} with {self.classes} classes, 0 to {self.classes - 1}"
+
+    def _ctc(self, piece: Piece) -> Iterator[Fault]:
+        """CTC needs an input at least as long as its target, and one step more for each pair of equal neighbours."""
+        inputs = next((n for n in piece.columns if _INPUT.search(n)), None)
+        if inputs is None:
+            return
+        lengths = next((n for n in piece.columns if _TARGET.search(n)), None)
+        targets = next((n for n in piece.columns if self.is_label(n) and isinstance(piece.columns[n], list)), None)
+        column = targets or lengths
+        if column is None:
+            return
+        for offset, (given, target) in enumerate(zip(piece.columns[inputs], piece.columns[column], strict=False)):
+            if not isinstance(given, int | float | np.integer | np.floating) or not math.isfinite(given):
+                continue
+            steps, needed = int(given) // self.downsample, _needed(target)
+            if needed is not None and needed > steps:
+                words = f"the target needs {needed} steps, the input has {steps}: CTC loss is infinite"
+                yield Fault("ctc-infeasible", column, piece.first + offset, words)
+
+
+def _needed(target: Any) -> int | None:
+    if isinstance(target, str | list | tuple):
+        return len(target) + sum(bool(a == b) for a, b in pairwise(target))
+    if isinstance(target, int | np.integer):
+        return int(target)
+    return None
+
+
+def _boxes(first: int, name: str, values: list[Any]) -> Iterator[Fault]:
+    """Boxes without area: four numbers, two corners or a corner and sizes.
+
+    Nobody says which. Of sizes, many are smaller than the place of their box; where nearly all of the last two
+    numbers exceed the first two, they are corners.
+    """
+    boxes = [(i, b) for i, v in enumerate(values) for b in _each_box(v)]
+    corners = sum(b[2] > b[0] and b[3] > b[1] for _, b in boxes) >= 0.95 * len(boxes)
+    for i, b in boxes:
+        width, height = (b[2] - b[0], b[3] - b[1]) if corners else (b[2], b[3])
+        if width <= 0 or height <= 0:
+            yield Fault("degenerate-box", name, first + i, f"box {list(b)} has no area")
+
+
+def _each_box(value: Any) -> Iterator[tuple[float, ...]]:
+    if isinstance(value, Mapping):
+        return
+    if isinstance(value, list | tuple):
+        if len(value) == 4 and all(isinstance(v, int | float) and math.isfinite(v) for v in value):
+            yield tuple(value)
+        else:
+            for v in value:
+                yield from _each_box(v)
