@@ -237,7 +237,7 @@ def test_an_incident_of_another_process_is_played_again(tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere is no incident"),
         (["nowhere", "--step", "train.py:make_step"], "there is no file 'train.py'"),
-        (["nowhere", "--step", "make_step"], "there is no file"),
+        (["nowhere", "--step", "make_step"], "names no function"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,24 +23,46 @@ from .replay import Scene, run_step
 from .trace import kind_of
 
 
-def load_factory(spec: str) -> Callable[[Any], tuple[nn.Module, Callable[[], Any]]]:
-    """``train.py:make_step`` as a function: it takes the batch and returns the model and a step function."""
+def load_function(spec: str, what: str) -> Callable[..., Any]:
+    """``train.py:make_step`` or ``package.train:make_step`` as a function; ``what`` says what it must do.
+
+    >>> load_function("math:sqrt", "a function of a number")(9)
+    3.0
+    """
     file, _, name = spec.rpartition(":")
-    path = Path(file)
-    if not file or not path.is_file():
-        raise UsageError(f"there is no file {file or spec!r}", hint="write --step train.py:make_step")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
+    hint = f"write FILE:FUNCTION or MODULE:FUNCTION, {what}"
+    if not file or not name:
+        raise UsageError(f"{spec!r} names no function", hint=hint)
+    function = getattr(_module(file, hint), name, None)
+    if not callable(function):
+        raise UsageError(f"{file} has no function {name!r}", hint=hint)
+    found: Callable[..., Any] = function
+    return found
+
+
+def _module(name: str, hint: str) -> ModuleType:
+    path = Path(name)
+    if path.suffix != ".py":
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{name!r} cannot be imported: {error}", hint=hint) from None
+    if not path.is_file():
+        raise UsageError(f"there is no file {name!r}", hint=hint)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))
-    module_spec.loader.exec_module(module)
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        raise UsageError(f"{file} has no function {name!r}", hint="it takes the batch and returns (model, step_fn)")
-    found: Callable[[Any], tuple[nn.Module, Callable[[], Any]]] = factory
-    return found
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_factory(spec: str) -> Callable[[Any], tuple[nn.Module, Callable[[], Any]]]:
+    """``train.py:make_step`` as a function: it takes the batch and returns the model and a step function."""
+    return load_function(spec, "which takes the batch and returns (model, step_fn)")
 
 
 def play_again(
