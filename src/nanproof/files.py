@@ -247,6 +247,14 @@ def link(target: str, path: str | os.PathLike[str]) -> None:
     _sync_folder(place.parent)
 
 
+@contextmanager
+def output_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file that a child process writes its output into, growing while it runs."""
+    _fault("create")
+    with open(path, "ab") as stream:
+        yield stream
+
+
 class JsonLines:
     """An append-only file of JSON lines; whole lines only, whatever interrupts it.
 
@@ -331,6 +339,13 @@ class Lock:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         self._fd = fd
+
+    def __enter__(self) -> Lock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Give the lock back; harmless when it is not held."""

@@ -1,0 +1,99 @@
+"""``nanproof rollout``: scale a training up in stages."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from .shell import Screen, verb
+
+if TYPE_CHECKING:
+    from ..run.rollout import Plan, Result
+
+
+@verb(example="nanproof rollout plan.yaml")
+@click.argument("plan", required=False)
+@click.option("--init", is_flag=True, help="Write a plan for the project at hand; PLAN may name its training script.")
+@click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="With --init: the last stage.")
+@click.option("--out", metavar="DIR", help="Where runs and results go; runs/NAME beside the plan unless told.")
+@click.option("--restart", is_flag=True, help="Forget what passed before and begin with the first stage.")
+@click.option("--check", is_flag=True, help="Say whether the plan is sound, and run nothing.")
+def command(
+    screen: Screen, plan: str | None, init: bool, processes: int, out: str | None, restart: bool, check: bool
+) -> int:
+    """Run the stages of PLAN in order; each must pass its gates before the next one starts.
+
+    After a kill the same command goes on where it stopped.
+    """
+    from ..errors import UsageError
+
+    if init:
+        return _init(screen, plan, processes)
+    if plan is None:
+        raise UsageError("no plan was named", hint="nanproof rollout --init writes one")
+    from ..run.rollout import load_plan, roll_out
+
+    loaded = load_plan(plan, out)
+    if check:
+        screen.data(loaded.stages)
+        screen.result(f"{len(loaded.stages)} stages: {', '.join(s.name for s in loaded.stages)}")
+        return 0
+    result = roll_out(loaded, restart=restart, tell=_Progress(screen))
+    _show(screen, loaded, result)
+    return 0 if result.ok else 1
+
+
+def _init(screen: Screen, script: str | None, processes: int) -> int:
+    from pathlib import Path
+
+    from ..errors import UsageError
+    from ..files import write_atomic
+    from ..run.rollout.start import first_plan
+
+    target = Path("plan.yaml")
+    if target.exists():
+        raise UsageError("plan.yaml exists already", hint="edit it, or move it away")
+    write_atomic(target, first_plan(Path.cwd(), script, processes))
+    screen.data({"wrote": str(target)})
+    screen.result(f"wrote {target}: read it, then run nanproof rollout {target}")
+    return 0
+
+
+class _Progress:
+    """One line that is rewritten on a terminal; elsewhere a line for each stage."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._live = sys.stderr.isatty() and not screen.quiet and not screen.as_json
+        self._told = screen.quiet or screen.as_json
+        self._stage = ""
+
+    def __call__(self, stage: str, words: str) -> None:
+        if self._live:
+            click.echo(f"\r\x1b[2K{stage}: {words}", err=True, nl=False)
+        elif stage != self._stage and not self._told:
+            click.echo(f"{stage} …", err=True)
+        self._stage = stage
+
+
+def _show(screen: Screen, plan: Plan, result: Result) -> None:
+    from ..files import write_atomic
+    from ..run.rollout.engine import summary
+
+    report = plan.out / "rollout.md"
+    write_atomic(report, summary(result, plan))
+    screen.data(result)
+    if sys.stderr.isatty() and not screen.quiet and not screen.as_json:
+        click.echo("\r\x1b[2K", err=True, nl=False)
+    for stage in result.stages:
+        word = click.style("passed", fg="green") if stage.passed else click.style("FAILED", fg="red")
+        setting = "".join(f"  {k}={v}" for k, v in stage.setting.items())
+        screen.result(f"{word}  {stage.name}, attempt {stage.attempt}{setting}")
+        for gate in stage.gates:
+            mark = click.style("✓", fg="green") if gate.open else click.style("✗", fg="red")
+            screen.result(f"        {mark} {gate.name}: {gate.reason}")
+    done = {s.name for s in result.stages}
+    for name in (s.name for s in plan.stages if s.name not in done):
+        screen.result(f"not run {name}")
+    screen.note(f"report: {report}")

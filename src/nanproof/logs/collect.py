@@ -1,0 +1,227 @@
+"""Builds a `Series` out of records, quickly when many have the same keys, always in bounded memory.
+
+The bound: of one column at most 100,000 finite points are kept (fewer when there are more than 20 columns: all
+together 2 million), besides every non-finite point; 24 bytes each, twice that while reading. Columns beyond 1,000
+whose names say nothing to a diagnosis are left out, and of the events of one sort the first and the last 200 stay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from . import numbers
+from .names import STEP_KEYS, Role, is_eval, meaning
+from .pace import Pacer
+from .plan import Plan, flatten, floats, ints, make_plan, read_step, read_value, table
+from .points import Points
+from .segments import cut
+from .series import Column, Event, EventKind, Floats, Ints, Series
+
+LIMIT, BUDGET, COLUMNS, EVENTS = 100_000, 2_000_000, 1_000, 200
+TEXT = 500
+"""How many characters of a message are kept."""
+
+
+class Collector:
+    """Takes records and events in the order of the log."""
+
+    def __init__(self, *, source: str, format: str) -> None:
+        self.source, self.format = source, format
+        self.pacer = Pacer()
+        self.max_steps: int | None = None
+        self.logging_steps: int | None = None
+        self.run, self.runs = "", tuple[str, ...]()
+        self.records_seen = 0
+        self._points: dict[str, Points] = {}
+        self._roles: dict[str, Role] = {}
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._events: dict[tuple[str, str], tuple[list[Event], deque[Event]]] = {}
+        self._counts: dict[str, int] = {}
+        self._notes: dict[str, int] = {}
+        self._limit = LIMIT
+        self._ends: dict[str, tuple[int, int]] = {}
+        self._step_rank = len(STEP_KEYS)
+
+    def record(self, record: Mapping[str, object]) -> tuple[int, int]:
+        """One record of any keys and values; returns its row and step."""
+        flat = flatten(record)
+        plan = self._plan(tuple(flat))
+        step, last = read_step(flat[plan.step]) if plan.step and self._counts_steps(plan.step) else (None, None)
+        if last is not None:
+            self.max_steps = last
+        for key, attribute in plan.limits:
+            if (limit := numbers.whole(flat[key])) is not None:
+                setattr(self, attribute, limit)
+        epoch = numbers.of(flat[plan.epoch]) if plan.epoch else None
+        prefix = f"{flat[plan.mode]}/" if plan.mode and is_eval(flat[plan.mode]) else ""
+        values = {prefix + k: v for k in plan.columns if (v := read_value(k, flat[k])) is not None}
+        return self.place(values, step=step, epoch=epoch, counts=plan.counts and not prefix)
+
+    def place(
+        self, values: Mapping[str, float], *, step: int | None, epoch: float | None = None, counts: bool = True
+    ) -> tuple[int, int]:
+        """One record whose numbers are known; returns its row and step."""
+        if epoch is not None and not -(2**53) < epoch < 2**53:
+            epoch = None
+        row, step = self.pacer.place(step, epoch, counts=counts)
+        self.records_seen += 1
+        if epoch is not None:
+            values = {**values, "epoch": epoch}
+        for name, value in values.items():
+            points = self._column(name)
+            if points is not None:
+                points.add(row, step, value)
+                if len(points) > 2 * self._limit:
+                    points.thin(self._limit)
+        return row, step
+
+    def records(self, records: Sequence[dict[str, Any]]) -> None:
+        """Many records at once; those in a row with the same keys and plain numbers are taken column by column."""
+        if records and not self._take_alike(tuple(records[0]), records):
+            for keys, group in groupby(records, tuple):
+                alike = list(group)
+                if len(alike) < 8 or not self._take_alike(keys, alike):
+                    for record in alike:
+                        self.record(record)
+
+    def _take_alike(self, keys: tuple[str, ...], records: Sequence[dict[str, Any]]) -> bool:
+        """Take records that all have these keys and an integer step; false, and nothing taken, if they have not."""
+        plan = self._plan(keys)
+        if plan.step is None or plan.mode or plan.limits or not self._counts_steps(plan.step):
+            return False
+        columns = table(keys, records)
+        if columns is None or any(isinstance(c[0], dict) for c in columns.values()):
+            return False
+        steps = ints(columns[plan.step])
+        epochs = floats(columns[plan.epoch]) if plan.epoch else None
+        if steps is None or (plan.epoch and (epochs is None or not (np.abs(epochs) < 2**53).all())):
+            return False
+        rows, steps = self.pacer.place_many(steps, epochs)
+        self.records_seen += len(records)
+        if epochs is not None:
+            self.extend("epoch", rows, steps, epochs)
+        for key in plan.columns:
+            found = floats(columns[key]) if meaning(key).role != "time" else None
+            if found is not None:
+                self.extend(key, rows, steps, found)
+                continue
+            read = [read_value(key, v) for v in columns[key]]
+            there = np.array([v is not None for v in read])
+            if there.any():
+                self.extend(key, rows[there], steps[there], np.array([v for v in read if v is not None], np.float64))
+        return True
+
+    def points(self, names: Sequence[str], which: Ints, steps: Ints, values: Floats, times: Floats) -> None:
+        """Points of several columns in the order of the log, each with the index of its name; one row for each step.
+
+        Steps are judged column by column: a validation may be counted in epochs beside a loss counted in steps.
+        """
+        if not len(steps):
+            return
+        new = np.diff(steps, prepend=steps[0] - 1) != 0
+        rows = np.cumsum(new) - 1 + self.pacer.row
+        self.pacer.row = int(rows[-1]) + 1
+        self.pacer.begin(int(steps[0]), int(steps[-1]))
+        self.records_seen += int(new.sum())
+        self.extend("timestamp", rows[new], steps[new], times[new])
+        for index in np.unique(which).tolist():
+            mine = which == index
+            name, my_rows, my_steps = names[index], rows[mine], steps[mine]
+            last_row, last_step = self._ends.get(name, (int(my_rows[0]), int(my_steps[0])))
+            before_rows, before = (
+                np.concatenate([[last_row], my_rows[:-1]]),
+                np.concatenate([[last_step], my_steps[:-1]]),
+            )
+            for i in np.flatnonzero(my_steps < before)[:1_000].tolist():
+                self.pacer.note_column(int(before_rows[i]), int(my_rows[i]), int(before[i]), int(my_steps[i]))
+            self._ends[name] = int(my_rows[-1]), int(my_steps[-1])
+            self.extend(name, my_rows, my_steps, values[mine])
+
+    def extend(self, name: str, rows: Ints, steps: Ints, values: Floats) -> None:
+        """Many points of one column."""
+        points = self._column(name)
+        if points is not None:
+            points.extend(rows, steps, values)
+            if len(points) > 2 * self._limit:
+                points.thin(self._limit)
+
+    def give_role(self, name: str, role: Role) -> None:
+        """Say what a column is, where its reader knows better than its name."""
+        self._roles[name] = role
+
+    def event(
+        self, kind: EventKind, text: str, *, name: str = "", step: int | None = None, line: int | None = None,
+        details: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Something that happened; it stands at the last step unless it names one."""
+        if step is not None and kind in ("nan", "exception") and self.pacer.unit in (None, "step"):
+            if step >= self.pacer.last:  # what is printed below such a line belongs to its step
+                self.pacer.place(step, None)
+        first, last = self._events.setdefault((kind, name), ([], deque(maxlen=EVENTS)))
+        row = self.pacer.next_row()
+        known = self.pacer.last if self.pacer.unit is not None else None
+        event = Event(
+            kind=kind, name=name, text=text[:TEXT], row=row, step=known if step is None else step, line=line,
+            details=dict(details or {}),
+        )  # fmt: skip
+        (first if len(first) < EVENTS else last).append(event)
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+
+    def note(self, text: str, count: int = 1) -> None:
+        """Something that could not be read or was left out; equal notes are counted."""
+        if len(self._notes) < 50 or text in self._notes:
+            self._notes[text] = self._notes.get(text, 0) + count
+
+    def series(self, since: int = 0) -> Series:
+        """What was collected so far, from a row on."""
+        found = {name: points.arrays(since) for name, points in self._points.items()}
+        segments, arrays, words = cut(self.pacer, {name: a for name, a in found.items() if len(a[0]) or not since})
+        columns = {
+            name: Column(
+                name=name, role=self._roles.get(name) or meaning(name).role, rows=rows, steps=steps, values=values,
+                total=self._points[name].total,
+            )
+            for name, (rows, steps, values) in arrays.items()
+        }  # fmt: skip
+        kept = (e for first, last in self._events.values() for e in (*first, *last) if e.row >= since)
+        events = sorted(kept, key=lambda e: e.row)
+        notes = [f"{text} ({count:,} times)" if count > 1 else text for text, count in self._notes.items()]
+        thinned = [c.name for c in columns.values() if len(c) < c.total]
+        if thinned:
+            notes.append(f"long columns are thinned to extremes, every NaN and Inf kept: {', '.join(thinned[:8])}")
+        return Series(
+            source=self.source, format=self.format, columns=columns, events=tuple(events), counts=dict(self._counts),
+            segments=segments, rows=self.records_seen, unit=self.pacer.unit or "step", max_steps=self.max_steps,
+            logging_steps=self.logging_steps, run=self.run, runs=self.runs, notes=(*notes, *words),
+        )  # fmt: skip
+
+    def _counts_steps(self, key: str) -> bool:
+        """Whether this key counts what steps are here: once a better one was seen, W&B's ``_step`` does not."""
+        rank = STEP_KEYS.index(key.strip().lower())
+        if rank < self._step_rank:
+            self._step_rank = rank
+            self.pacer.recount()
+        return rank == self._step_rank
+
+    def _plan(self, keys: tuple[str, ...]) -> Plan:
+        plan = self._plans.get(keys)
+        if plan is None:
+            if len(self._plans) > 1_000:  # a log whose every record has other keys
+                self._plans.clear()
+            plan = self._plans[keys] = make_plan(keys)
+        return plan
+
+    def _column(self, name: str) -> Points | None:
+        points = self._points.get(name)
+        if points is None:
+            if len(self._points) >= COLUMNS * (1 if meaning(name).role == "other" else 2):
+                self.note("a column more than can be kept is left out")
+                return None
+            points = self._points[name] = Points()
+            self._limit = min(LIMIT, max(1_000, BUDGET // len(self._points)))
+        return points

@@ -1,0 +1,134 @@
+"""The logs below a folder, known by what is in them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import FormatError
+from .collect import Collector
+from .detect import HEAD, find_stream
+from .readers.database import is_database
+from .readers.mlflow import is_run_folder
+from .sources import RUN_LOG, event_files, head_of, open_source
+
+FILES, TEXTS = 50_000, 3_000
+"""How many files are looked at, and of how many the text is read: a folder may be a whole disk."""
+_SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "venv", "env", "dist-packages"})
+# What holds samples of logs or numbers without being a log, and what is large and certainly none.
+_OTHER = frozenset([".py", ".pyi", ".pyc", ".md", ".rst", ".ipynb", ".yaml", ".yml", ".toml", ".html", ".htm", ".js", ".ts", ".css", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".sh", ".rs", ".go", ".java", ".tex", ".cfg", ".ini", ".lock", ".xml", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".npy", ".npz", ".parquet", ".arrow", ".h5", ".hdf5", ".tar", ".zip", ".whl", ".so", ".a", ".o", ".mp4", ".wav", ".flac", ".onnx", ".distcp", ".model", ".vocab", ".patch", ".diff"])  # fmt: skip
+_TELLING = frozenset({"loss", "component", "grad_norm", "eval", "loss_scale"})
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """A log that was found; `nanproof.logs.read` takes its path, and its run where it has one."""
+
+    path: str
+    format: str
+    bytes: int
+    modified: float
+    """When it was last written, in seconds since 1970."""
+    run: str = ""
+
+
+def find_logs(folder: str | os.PathLike[str]) -> tuple[LogFile, ...]:
+    """The logs below a folder, the newest first; a single file is looked at as well."""
+    root = Path(folder)
+    found = list(_look_at_file(root)) if root.is_file() else list(_walk(root))
+    return tuple(sorted(_newest_states(found), key=lambda log: (-log.modified, log.path, log.run)))
+
+
+def _walk(root: Path) -> Iterator[LogFile]:
+    seen = texts = 0
+    for place, folders, files in os.walk(root):
+        here = Path(place)
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _SKIPPED)
+        if (here / RUN_LOG).is_file():
+            yield _log(here / RUN_LOG, "nanproof", here)
+            folders[:] = [f for f in folders if f != "incidents"]
+        if is_run_folder(here):
+            yield _log(here / "metrics", "mlflow", here)
+            folders.clear()
+            continue
+        events = set(event_files(here)) if files else set()
+        if events:
+            yield _log(max(events, key=lambda p: p.stat().st_mtime), "tensorboard", here)
+        for name in sorted(files):
+            path = here / name
+            seen += 1
+            if seen > FILES:
+                return
+            if path in events or name == RUN_LOG or path.suffix.lower() in _OTHER or name.startswith("."):
+                continue
+            texts += 1
+            if texts <= TEXTS:
+                yield from _look_at_file(path)
+
+
+def _look_at_file(path: Path) -> Iterator[LogFile]:
+    head = head_of(path)
+    if not head or not path.is_file():
+        return
+    if is_database(head):
+        yield from _runs(path)
+        return
+    name, stream = find_stream(head)
+    if name in ("tensorboard", "wandb", "trainer state"):
+        yield _log(path, name, path)
+    elif name != "binary" and not (path.suffix == ".json" and name == "text"):
+        collector = Collector(source=str(path), format=name)
+        decoder = stream(collector)
+        decoder.feed(head)
+        if path.stat().st_size > 2 * HEAD and "gzip" not in name:
+            decoder.feed(b"\n" + _end_of(path))
+        decoder.close()
+        series = collector.series()
+        telling = any(c.role in _TELLING for c in series.columns.values())
+        if telling or any(e.kind in ("nan", "overflow") for e in series.events):
+            yield _log(path, name, path)
+
+
+def _runs(path: Path) -> Iterator[LogFile]:
+    collector = Collector(source=str(path), format="")
+    try:
+        source = open_source(path, collector, None)
+        if source is not None:
+            source.poll()
+    except FormatError:
+        return
+    for run in collector.runs:
+        yield _log(path, collector.format, path, run)
+
+
+def _end_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(-HEAD, os.SEEK_END)
+            return file.read(HEAD)
+    except OSError:
+        return b""
+
+
+def _log(file: Path, form: str, path: Path, run: str = "") -> LogFile:
+    status = file.stat()
+    return LogFile(path=str(path), format=form, bytes=status.st_size, modified=status.st_mtime, run=run)
+
+
+def _newest_states(found: Iterable[LogFile]) -> Iterator[LogFile]:
+    """Every checkpoint of the HF Trainer holds the whole history: of siblings only the last is a log."""
+    newest: dict[str, tuple[int, LogFile]] = {}
+    for log in found:
+        folder = Path(log.path).parent
+        number = _CHECKPOINT.search(folder.name)
+        if log.format != "trainer state" or number is None:
+            yield log
+            continue
+        here, count = str(folder.parent), int(number[1])
+        if here not in newest or count > newest[here][0]:
+            newest[here] = (count, log)
+    yield from (log for _, log in newest.values())

@@ -1,0 +1,117 @@
+"""Progress bars of tqdm: the step, and often the only place where a value is written.
+
+    Epoch 2:  41%|████      | 123/300 [00:21<00:30,  5.81it/s, v_num=7, train_loss_step=nan.0]
+    [losses/total_loss: 4.35 | losses/value_loss: 21.92]:  16%|█▋        | 1045/6400 [1:16:09<53:12,  1.68it/s]
+
+A bar is drawn again and again: a value counts when its step or the value itself is new. Values of a validation or of a
+whole epoch stay in the bar long after; they count once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..grammar import Reading, read_pairs
+from ..names import meaning
+
+if TYPE_CHECKING:
+    from ..desk import Desk
+
+_COUNT = rb"(?P<n>\d[\d.]{0,11}[kMGT]?)/(?P<of>\d[\d.]{0,11}[kMGT]?|\?)"
+_INNER = rb"(?P<inner>[^\[\]]{0,2000}(?:\[[^\[\]]{0,200}\][^\[\]]{0,2000}){0,20})\]?"
+_BAR = re.compile(rb"\d{1,3}%\|[^|]{0,600}\|\s{0,9}" + _COUNT + rb"\s{0,9}\[" + _INNER)
+_OPEN = re.compile(rb"(?<![\w/])(?P<n>\d{1,15})it \[" + _INNER)
+_OTHER_WORK = re.compile(
+    rb"(?i)valid|eval|test|sanity|predict|\bmap\b|load|download|generat|tokeniz|filter|fetch|shard|process|extract"
+    rb"|convert|cach|sampl|infer|groupin|running"
+)
+_CLOCK = re.compile(rb"^[^,\[\]]{0,40}(?:,[^,=\[\]]{0,30}(?:it/s|s/it|/s|\?)[^,=\[\]]{0,20})?,?")
+_SIZES = {ord("k"): 10**3, ord("M"): 10**6, ord("G"): 10**9, ord("T"): 10**12}
+_KEPT = frozenset({"loss", "component", "grad_norm", "lr", "loss_scale", "eval"})
+
+
+class Bars:
+    """Reads bars, and remembers where the bar of training stands."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._length: int | None = None
+        self._at: int | None = None
+        self._before: tuple[int, int | None] | None = None
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._epochs_from: int | None = None
+
+    def known(self) -> int | None:
+        """Where the bar of training stands: the one that follows records, or else the last bare one before."""
+        if self._at is None and self._before is not None:
+            self._at, self._length = self._before
+        return self._at
+
+    def take(self, piece: bytes) -> bytes:
+        """What is left of a piece when its bars are taken out; the piece itself if it has none."""
+        if b"%|" not in piece and b"it [" not in piece:
+            return piece
+        rest = b""
+        while (match := _BAR.search(piece) or _OPEN.search(piece)) is not None:
+            before, piece = piece[: match.start()], piece[match.end() :]
+            rest += self._take_one(match, before)
+        return rest + piece
+
+    def _take_one(self, match: re.Match[bytes], before: bytes) -> bytes:
+        """Read one bar; returns the text before it, if it is none of the bar's business."""
+        n, of = _count(match["n"]), _count(match.groupdict().get("of") or b"?")
+        if n is None:
+            return before
+        if of is not None and self._desk.row_of_table(before, n, of):
+            return b""
+        if b"}" in before:  # a record glued to the bar that is drawn after it
+            return before
+        if _OTHER_WORK.search(before):
+            return b""
+        head = read_pairs(before)
+        self._place(n, of, head, read_pairs(_CLOCK.sub(b"", match["inner"], count=1)))
+        return b""
+
+    def _place(self, n: int, of: int | None, head: Reading, found: Reading) -> None:
+        step, epoch = n, head.epoch
+        if epoch is not None and of is not None:  # the bar counts within an epoch
+            if self._epochs_from is None:
+                self._epochs_from = 1 if epoch == 1 else 0
+            step += max(0, int(epoch) - self._epochs_from) * of
+            of = None
+        if self._desk.waits:
+            self._length, self._at = of, step
+            self._desk.collector.max_steps = of or self._desk.collector.max_steps
+            self._desk.release(step)
+        elif of is not None and of == self._length:
+            self._at = step
+        elif not head.values and not found.values and epoch is None:
+            self._before = (step, of)
+        values = {k: v for k, v in {**head.values, **found.values}.items() if meaning(k).role in _KEPT}
+        fresh = {k: v for k, v in values.items() if self._is_new(k, step, v)}
+        if fresh:
+            self._desk.emit(Reading(fresh, step, of, epoch))
+
+    def _is_new(self, name: str, step: int, value: float) -> bool:
+        last = self._seen.get(name)
+        same = last is not None and (last[1] == value or (last[1] != last[1] and value != value))
+        once = meaning(name).role == "eval" or "epoch" in name.lower()
+        if same and (once or (last is not None and last[0] == step)):
+            return False
+        if len(self._seen) < 1_000 or name in self._seen:
+            self._seen[name] = (step, value)
+        return True
+
+
+def _count(text: bytes) -> int | None:
+    """A count as a bar writes it.
+
+    >>> _count(b"123"), _count(b"1.5k"), _count(b"?"), _count(b"1.2.3")
+    (123, 1500, None, None)
+    """
+    size = _SIZES.get(text[-1])
+    try:
+        return int(float(text[:-1]) * size) if size else int(text)
+    except ValueError:
+        return None

@@ -1,0 +1,124 @@
+"""Tables: with a heading above the columns, or with a name and a number on every line.
+
+      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size
+      1/100      2.31G        nan        nan        nan         37        640: 100%|██████████| 8/8
+
+| Step | Training Loss | Validation Loss |        | train/                  |             |
+| 500  | 2.311000      | No Log          |        |    approx_kl            | 0.0123      |
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from .. import numbers
+from ..grammar import Reading
+from ..names import EPOCH_KEYS, STEP_KEYS, meaning, pick
+from ..plan import read_step, wanted
+
+if TYPE_CHECKING:
+    from ..desk import Desk
+
+_GAPS = re.compile(rb"\s*\|\s*|\t+\s*|\s{2,}")
+_RULE = re.compile(rb"(?:[\s|+:=-]|\xe2[\x94\x95][\x80-\xbf]){3,}")  # also lines drawn with box characters
+_NAME = re.compile(rb"[A-Za-z#][\w #%./@()-]{0,39}")
+_HEADS = frozenset({"loss", "component", "eval"})
+_SHORT = ("box", "obj", "cls", "dfl", "seg", "pose", "kobj")
+_SIZE = re.compile(rb"\d[\d.]*[kKMGT]i?B?")
+
+
+class Tables:
+    """Remembers the heading, and the rows of a table that goes downwards."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._heads: list[str] = []
+        self._below: dict[str, float] = {}
+        self._section = ""
+
+    def take(self, piece: bytes) -> bool:
+        """Whether a line belongs to a table."""
+        if b"  " not in piece and b"|" not in piece and b"\t" not in piece:
+            return bool(self._below) and self._end()
+        if _RULE.fullmatch(piece):
+            self._end()
+            return True
+        cells = _GAPS.split(piece.strip(b" |\t"))
+        if b"|" in piece and len(cells) <= 2 and piece.lstrip().startswith(b"|"):
+            return self._take_down([c.strip() for c in cells])
+        if self._below:
+            self._end()
+        if self._is_heading(cells):
+            names = [c.decode("utf-8", "replace") for c in cells]
+            memory = any(
+                "mem" in n.lower() for n in names
+            )  # the short names of YOLOv5 mean losses in its own table only
+            self._heads = [f"{n}_loss" if memory and n.lower() in _SHORT else n for n in names]
+            return True
+        return self.take_row(piece)
+
+    def take_row(self, piece: bytes, inside: int | None = None, length: int | None = None) -> bool:
+        """Whether a line is a row below the heading; a bar behind it tells how far within the epoch it stands."""
+        if not self._heads:
+            return False
+        cells = _GAPS.split(piece.strip(b" |\t:"))
+        labelled = self._heads[0].lower() == "name"  # DI-engine labels its rows
+        if len(cells) != len(self._heads) or not all(_is_cell(c) for c in cells[labelled:]):
+            return False
+        row = dict(zip(self._heads, cells, strict=True))
+        step_key, epoch_key = pick(row, (*STEP_KEYS, "#")), pick(row, (*EPOCH_KEYS, "e"))
+        step, last = read_step(row[step_key].decode()) if step_key else (None, None)
+        epoch = read_step(row[epoch_key].decode())[0] if epoch_key else None
+        if step is None and epoch is None:
+            return False
+        if step is None and epoch is not None and inside is not None and length is not None:
+            step = max(0, epoch - 1) * length + inside
+        values = {
+            name: number
+            for name, cell in row.items()
+            if name not in (step_key, epoch_key) and wanted(name) and (number := numbers.parse(cell)) is not None
+        }
+        self._desk.emit(Reading(values, step, last, None if epoch is None else float(epoch)))
+        return True
+
+    def close(self) -> None:
+        self._end()
+
+    def _is_heading(self, cells: list[bytes]) -> bool:
+        if len(cells) < 2 or not all(_NAME.fullmatch(c) for c in cells):
+            return False
+        names = [c.decode() for c in cells]
+        counted = pick(names, (*STEP_KEYS, *EPOCH_KEYS, "#", "e")) is not None
+        telling = any(meaning(n).role in _HEADS for n in names) or any("gpu_mem" in n.lower() for n in names)
+        return counted and telling
+
+    def _take_down(self, cells: list[bytes]) -> bool:
+        """``| loss | nan |``, below a heading of its section; the rows together are one record."""
+        name, value = cells[0], cells[1] if len(cells) > 1 else b""
+        if not _NAME.fullmatch(name):
+            return False
+        if not value:
+            self._section = name.decode().strip("/") + "/" if name.endswith(b"/") else ""
+            return name.endswith(b"/")
+        number = numbers.parse(value)
+        if number is None:
+            return False
+        if len(self._below) < 500:
+            self._below[self._section + name.decode()] = number
+        return True
+
+    def _end(self) -> bool:
+        below, self._below, self._section = self._below, {}, ""
+        if below:
+            key = pick(below, STEP_KEYS) or next((k for k in below if k.endswith("total_timesteps")), None)
+            step = numbers.whole(below.pop(key)) if key else None
+            self._desk.emit(Reading({k: v for k, v in below.items() if wanted(k)}, step))
+        return False
+
+
+def _is_cell(cell: bytes) -> bool:
+    if numbers.parse(cell) is not None or _SIZE.fullmatch(cell) or cell in (b"No Log", b"-", b"", b"nan%"):
+        return True
+    done, _, last = cell.partition(b"/")
+    return (done.strip().isdigit() and last.strip().isdigit()) or re.fullmatch(rb"\d+:\d\d(?::\d\d)?", cell) is not None

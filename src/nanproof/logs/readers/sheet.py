@@ -1,0 +1,97 @@
+"""CSV files: Lightning's sparse metrics.csv, ultralytics' results.csv with its padded header, timm's summary.csv."""
+
+from __future__ import annotations
+
+import csv
+
+from .. import numbers
+from ..collect import Collector
+from ..lines import Lines, Numbered
+from ..names import STEP_KEYS, meaning, pick
+
+# the columns of a summary.csv of timm that lost its header
+_BARE = ("epoch", "train_loss", "eval_loss", "eval_top1", "eval_top5", "lr")
+_ROLES = frozenset({"loss", "component", "eval", "grad_norm", "lr"})
+_DELIMITERS = (",", ";", "\t")
+
+
+def read_header(line: bytes) -> tuple[str, list[str]] | None:
+    """The delimiter and the names, if a line is the header of a sheet of training.
+
+    >>> read_header(b"      epoch,  train/box_loss,   lr/pg0")
+    (',', ['epoch', 'train/box_loss', 'lr/pg0'])
+    >>> read_header(b"209,nan,4.1607,7.72,24.01")
+    (',', ['epoch', 'train_loss', 'eval_loss', 'eval_top1', 'eval_top5'])
+    >>> read_header(b"hello, world, loss: 3") is None
+    True
+    """
+    text = line.decode("utf-8", "replace").strip("\ufeff \r")
+    for delimiter in _DELIMITERS:
+        cells = _cells(text, delimiter)
+        if len(cells) < 2:
+            continue
+        if any(meaning(c).role in _ROLES for c in cells) and not any(_is_number(c) or _is_text(c) for c in cells):
+            return delimiter, cells
+        if len(cells) in (5, 6) and all(_is_number(c) for c in cells) and numbers.whole(cells[0]) is not None:
+            return delimiter, list(_BARE[: len(cells)])
+    return None
+
+
+class SheetStream:
+    """Decodes a CSV file; a header in the middle of it, from a run that was started again, is a header again."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._lines = Lines()
+        self._names: list[str] = []
+        self._delimiter = ","
+
+    def feed(self, data: bytes) -> None:
+        self._take(self._lines.feed(data))
+
+    def settle(self) -> None:
+        """Every whole line is read already."""
+
+    def close(self) -> None:
+        self._take(self._lines.rest())
+
+    def _take(self, lines: list[Numbered]) -> None:
+        rows = [row for _, line in lines if (row := self._row(line))]
+        self._collector.records(rows)
+
+    def _row(self, line: bytes) -> dict[str, object]:
+        begins_with_number = line.lstrip()[:1].isdigit()
+        if not self._names or not begins_with_number:
+            header = read_header(line)
+            if header is not None:
+                self._delimiter, self._names = header
+                if not begins_with_number:
+                    return {}
+        cells = _cells(line.decode("utf-8", "replace"), self._delimiter)
+        if len(cells) > len(self._names):
+            self._collector.note("a row with more cells than the header is passed over")
+            return {}
+        row = {
+            name: number
+            for name, cell in zip(self._names, cells, strict=False)
+            if name and not name.endswith(("__MIN", "__MAX")) and (number := numbers.of(cell)) is not None
+        }
+        step = pick(row, STEP_KEYS)
+        return row | ({step: int(row[step])} if step and numbers.whole(row[step]) is not None else {})
+
+
+def _cells(text: str, delimiter: str) -> list[str]:
+    if '"' not in text:
+        return [c.strip() for c in text.split(delimiter)]
+    try:
+        return [c.strip() for c in next(csv.reader([text], delimiter=delimiter), [])]
+    except csv.Error:
+        return []
+
+
+def _is_number(cell: str) -> bool:
+    return numbers.of(cell) is not None
+
+
+def _is_text(cell: str) -> bool:
+    return len(cell) > 100 or any(c in cell for c in ":={}")

@@ -1,0 +1,41 @@
+"""A plan for the project at hand, to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...errors import UsageError
+
+_SCRIPTS = ("train.py", "main.py", "run.py", "src/train.py", "scripts/train.py", "tools/train.py")
+
+
+def first_plan(folder: Path, script: str | None = None, processes: int = 2) -> str:
+    """The text of a plan: one process briefly, one for longer, two, and then as many as given."""
+    script = script or next((s for s in _SCRIPTS if (folder / s).is_file()), None)
+    if script is None:
+        raise UsageError(f"no training script was found in {folder}", hint="name it: nanproof rollout --init train.py")
+    counts = sorted({1, min(2, processes), processes})
+    stages = [("smoke", 1, 100, 10), *((f"1 × {n}", n, 1000, 60) for n in counts)]
+    lines = [
+        f"# A roll-out of {script}: each stage must pass its gates before the next one starts.",
+        "# {run_dir} is the stage's own folder. Run it with: nanproof rollout plan.yaml",
+        f"name: {Path(script).stem}",
+        "overrides: dotted   # how set: reaches the script: key=value; flags would be --key value",
+        "stages:",
+    ]
+    for name, count, steps, minutes in stages:
+        lines += [
+            f"  - name: {name}",
+            f"    command: nanproof run --run-dir {{run_dir}} --nproc {count} {script}"
+            if count > 1
+            else f"    command: nanproof run --run-dir {{run_dir}} {script}",
+            f"    steps: {steps}          # the stage ends after this many",
+            f"    minutes: {minutes}         # or after this long",
+            "    gates:",
+            "      incidents: 0",
+            "      loss: falling",
+            "      grad_norm: [1.0e-6, 100]",
+        ]
+        if name != "smoke":
+            lines += ["    on_fail: {set: {optimizer.lr: 5.0e-5}, retry: 1}"]
+    return "\n".join(lines) + "\n"
