@@ -148,7 +148,7 @@ def test_a_passed_roll_out_is_not_run_again_unless_told(tmp_path: Path) -> None:
     assert len(starts(tmp_path)) == 1
     assert roll_out(load_plan(path), restart=True).ok
     assert len(starts(tmp_path)) == 2
-    path.write_text(path.read_text() + "  - {name: two, command: python train.py}\n")
+    path.write_text(path.read_text() + "\n  - {name: two, command: python train.py}\n")
     with pytest.raises(UsageError, match="plan changed"):
         roll_out(load_plan(path))
     (load_plan(path).out / STATE).write_text("{")
