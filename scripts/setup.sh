@@ -23,4 +23,10 @@ if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c co
   echo "error: the dependencies did not install. Next: check the network or the package index, then run make again; all output is in $venv/setup.log" >&2
   exit 2
 fi
+if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then
+  echo "installing Chromium for the browser tests"
+  if ! { command -v apt-get && apt-get update -qq && timeout 600 apt-get install -y -qq chromium chromium-driver; } >"$venv/apt.log" 2>&1; then
+    echo "note: Chromium could not be installed, so the browser tests will be skipped; see $venv/apt.log" >&2
+  fi
+fi
 echo "ready"

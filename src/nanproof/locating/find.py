@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .blame import blame, passes_meant, relevant_parents
-from .location import Location, Phase
+from .location import Location, Phase, code_frame
 from .mechanism import mechanism_of
 from .patch import Patch
 from .precision import in_precision
@@ -129,7 +129,8 @@ def _place(events: list[Event], event: Event) -> Location:
     if leaf and event.output is not None and event.output.first_bad is not None:
         leaf = f"{leaf}{list(event.output.first_bad)}"
     return Location(
-        reproduced=True, phase=phase, op=event.op, file=file, line=line, function=function, module=event.module,
+        reproduced=True, phase=phase, op=event.op, file=file, line=line, function=function,
+        code=tuple(code_frame(file, line)), module=event.module,
         mechanism=mechanism, why=why, inputs=tuple(event.inputs), outputs=(event.output,) if event.output else (),
         leaf=leaf,
     )  # fmt: skip

@@ -39,6 +39,8 @@ class Location:
     file: str = ""
     line: int = 0
     function: str = ""
+    code: tuple[str, ...] = ()
+    """The source around the line as it was, the line itself marked."""
     module: str = ""
     mechanism: Mechanism = "unknown"
     why: str = ""
@@ -70,7 +72,7 @@ class Location:
         if self.module:
             lines.append(f"  module {self.module}" + (f", rank {self.rank}" if self.rank is not None else ""))
         lines += [f"  loss term {self.component}"] if self.component else []
-        lines += code_frame(self.file, self.line)
+        lines += self.code
         lines += [f"  E  {self.why}"] if self.why else []
         lines += [f"  in   {f}" for f in self.inputs] + [f"  out  {f}" for f in self.outputs]
         if self.chain:

@@ -16,54 +16,79 @@ a column is thinned, the result is the exact minimum and maximum of each bucket.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 
 import numpy as np
 
 from .series import Floats, Ints
 
+Arrays = tuple[Ints, Ints, Floats]
+
 
 class Points:
-    """Rows, steps and values, 24 bytes a point."""
+    """Rows, steps and values, 24 bytes a point; less where columns share the arrays of their rows and steps."""
 
-    __slots__ = ("rows", "steps", "total", "values")
+    __slots__ = ("_blocks", "_rows", "_size", "_steps", "_values", "total")
 
     def __init__(self) -> None:
-        self.rows, self.steps, self.values = array("q"), array("q"), array("d")
         self.total = 0
+        self._blocks: list[Arrays] = []
+        self._size = 0
+        self._rows, self._steps, self._values = array("q"), array("q"), array("d")
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self._size + len(self._values)
 
     def add(self, row: int, step: int, value: float) -> None:
-        self.rows.append(row)
-        self.steps.append(step)
-        self.values.append(value)
+        self._rows.append(row)
+        self._steps.append(step)
+        self._values.append(value)
         self.total += 1
 
     def extend(self, rows: Ints, steps: Ints, values: Floats) -> None:
-        self.rows.frombytes(rows.tobytes())
-        self.steps.frombytes(steps.tobytes())
-        self.values.frombytes(values.tobytes())
+        """Many points; the arrays must not be changed afterwards."""
+        self._gather()
+        self._blocks.append((rows, steps, values))
+        self._size += len(values)
         self.total += len(values)
 
-    def arrays(self, since: int = 0) -> tuple[Ints, Ints, Floats]:
-        """Copies of rows, steps and values, from a row on."""
-        start = bisect_left(self.rows, since) if since else 0
-        rows, steps, values = (np.frombuffer(a[start:], a.typecode) for a in (self.rows, self.steps, self.values))
-        return rows, steps, values
+    def arrays(self, since: int = 0) -> Arrays:
+        """Rows, steps and values, from a row on."""
+        self._gather()
+        first = len(self._blocks)
+        while first > 0 and self._blocks[first - 1][0][-1] >= since:
+            first -= 1
+        rows, steps, values = _join(self._blocks[first:])
+        start = int(np.searchsorted(rows, since))
+        return rows[start:], steps[start:], values[start:]
 
     def thin(self, limit: int) -> None:
         """Keep at most ``limit`` finite points, and all others."""
         rows, steps, values = self.arrays()
-        keep = _keep(rows, values, limit)
-        self.rows, self.steps, self.values = array("q"), array("q"), array("d")
-        total = self.total
-        self.extend(rows[keep], steps[keep], values[keep])
-        self.total = total
+        kept = keep(rows, values, limit)
+        self._blocks = [(rows[kept], steps[kept], values[kept])]
+        self._size = len(kept)
+
+    def _gather(self) -> None:
+        """Make a block of the points that came one by one; many small blocks become one."""
+        if len(self._blocks) > 500:
+            self._blocks = [_join(self._blocks)]
+        if self._values:
+            self._size += len(self._values)
+            rows, steps, values = self._rows, self._steps, self._values
+            self._rows, self._steps, self._values = array("q"), array("q"), array("d")
+            self._blocks.append(
+                (np.frombuffer(rows, np.int64), np.frombuffer(steps, np.int64), np.frombuffer(values, np.float64))
+            )
 
 
-def _keep(rows: Ints, values: Floats, limit: int) -> Ints:
+def _join(blocks: list[Arrays]) -> Arrays:
+    if not blocks:
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)
+    rows, steps, values = zip(*blocks, strict=True)
+    return np.concatenate(rows), np.concatenate(steps), np.concatenate(values)
+
+
+def keep(rows: Ints, values: Floats, limit: int) -> Ints:
     """The indices of the points that stay."""
     finite = np.flatnonzero(np.isfinite(values))
     bad = np.flatnonzero(~np.isfinite(values))
@@ -80,8 +105,11 @@ def _keep(rows: Ints, values: Floats, limit: int) -> Ints:
         finite[_first_in_each(chosen == np.repeat(extreme.reduceat(chosen, starts), sizes), bucket)]
         for extreme in (np.minimum, np.maximum)
     ]
-    ends = np.array([0, len(values) - 1])
-    return np.unique(np.concatenate([*extremes, bad, ends]))
+    stays = np.zeros(len(values), np.bool_)
+    stays[[0, -1]] = True
+    for kept in (*extremes, bad):
+        stays[kept] = True
+    return np.flatnonzero(stays)
 
 
 def _first_in_each(hit: np.ndarray[tuple[int], np.dtype[np.bool_]], bucket: Ints) -> Ints:

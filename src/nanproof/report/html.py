@@ -1,0 +1,76 @@
+"""The page of `nanproof watch --web` as one file: its data, its script and its styles inside, no network needed.
+
+A content security policy in the file lets only its own script run, known by its hash; data stands in a block that
+browsers never execute.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..files import write_atomic
+from ..records import to_json
+from ..watch import history
+from ..watch.runs import Run
+from ..watch.server import page_file
+
+MODULES = ("source.js", "series.js", "marks.js", "chart.js", "panel.js", "app.js")  # each after what it imports
+_IMPORT = re.compile(r"^import .*? from \"\./[\w.]+\";\n", re.M)
+_EXPORT = re.compile(r"^export ", re.M)
+_LINKS = re.compile(r'<link rel="stylesheet"[^>]*>\n|<script [^>]*></script>\n')
+
+
+def write_html(runs: Sequence[Run], out: str | os.PathLike[str], note: str = "") -> None:
+    """Write the page of some runs, as they are now, into one file."""
+    write_atomic(out, page(runs, note))
+
+
+def page(runs: Sequence[Run], note: str = "") -> str:
+    """The file's text."""
+    script = f"{_text('vendor/uPlot.iife.min.js')}\n{_bundle()}"
+    style = f"{_text('vendor/uPlot.min.css')}\n{_text('style.css')}"
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    data = json.dumps(to_json(_data(runs, note)), allow_nan=False).replace("<", "\\u003c")
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
+    foot = (
+        f'<script type="application/json" id="data">{data}</script>\n<script type="module">{script}</script>\n</body>'
+    )
+    return _LINKS.sub("", _text("index.html")).replace("</head>", head).replace("</body>", foot)
+
+
+def _text(name: str) -> str:
+    return page_file(name).decode()
+
+
+def _bundle() -> str:
+    """The modules of the page one after the other, in one scope."""
+    text = "\n".join(_EXPORT.sub("", _IMPORT.sub("", _text(name))) for name in MODULES)
+    assert "</script" not in text
+    return f"window.uPlot = uPlot;\n{text}"
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _data(runs: Sequence[Run], note: str) -> dict[str, Any]:
+    told: list[dict[str, Any]] = []
+    points: dict[str, str] = {}
+    incidents: dict[str, Any] = {}
+    for run in runs:
+        run.poll()
+        listed = run.incidents()
+        series = run.series
+        told.append({"id": run.id, "name": run.name, "incidents": listed, **history.about(series)})
+        points[run.id] = base64.b64encode(history.encode(series, width=5000)).decode()
+        incidents |= {i["id"]: run.incident(i["id"]) for i in listed}
+    return {"runs": told, "points": points, "incidents": incidents, "note": note}

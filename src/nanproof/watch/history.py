@@ -1,0 +1,122 @@
+"""The history of a run as bytes for the page: few enough points for a screen, and every non-finite one.
+
+A message is the length of a JSON header (4 bytes, little endian), the header, blanks up to a multiple of 8, and then
+for each column of the header its steps and its values as float64.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..logs.points import keep
+from ..logs.series import Column, Event, Series
+from ..records import to_json
+
+WIDTH = 2000  # a screen has fewer columns than this; each keeps a minimum and a maximum
+HIDDEN = ("time",)  # drawn as an axis, not as a curve
+
+
+def encode(series: Series, low: float | None = None, high: float | None = None, width: int = WIDTH) -> bytes:
+    """All columns between two steps, thinned to ``2 · width`` finite points each."""
+    header: list[dict[str, Any]] = []
+    arrays: list[bytes] = []
+    starts = np.array([s.first_row for s in series.segments] or [0])
+    for column in series.columns.values():
+        part = thin(between(column, low, high), width)
+        finite = np.isfinite(part.values)
+        lengths = np.bincount(np.searchsorted(starts, part.rows[finite], side="right") - 1, minlength=len(starts))
+        header.append(
+            {
+                "name": column.name, "role": column.role, "points": int(finite.sum()), "total": column.total,
+                "lengths": lengths.tolist(), "bad": stretches(part), "last": to_json(float(column.values[-1])),
+                "last_step": int(column.steps[-1]),
+            }
+        )  # fmt: skip
+        arrays += [part.steps[finite].astype("<f8").tobytes(), part.values[finite].astype("<f8").tobytes()]
+    text = json.dumps({"columns": header, "row": series.rows}, allow_nan=False).encode()
+    text += b" " * (-(len(text) + 4) % 8)
+    return struct.pack("<I", len(text)) + text + b"".join(arrays)
+
+
+def between(column: Column, low: float | None, high: float | None) -> Column:
+    """The points of a range of steps, and one more on each side, so that lines run to the edge."""
+    if low is None and high is None:
+        return column
+    inside = np.ones(len(column), np.bool_)
+    if low is not None:
+        inside &= column.steps >= low
+    if high is not None:
+        inside &= column.steps <= high
+    wide = inside.copy()
+    wide[:-1] |= inside[1:]
+    wide[1:] |= inside[:-1]
+    return column.only(wide)
+
+
+def thin(column: Column, width: int) -> Column:
+    """At most ``2 · width`` finite points, the extremes of each stretch among them, and all others."""
+    if len(column) <= 2 * width:
+        return column
+    mask = np.zeros(len(column), np.bool_)
+    mask[keep(column.rows, column.values, 2 * width)] = True
+    return column.only(mask)
+
+
+def stretches(column: Column) -> list[list[int]]:
+    """Where the non-finite points are: first step, last step, how many NaN, how many Inf of each unbroken row.
+
+    >>> from nanproof.logs.collect import Collector
+    >>> log = Collector(source="", format="")
+    >>> log.records([{"step": s, "loss": v} for s, v in enumerate([1.0, float("nan"), float("inf"), 2.0])])
+    >>> stretches(log.series().loss)
+    [[1, 2, 1, 1]]
+    """
+    at = np.flatnonzero(column.bad)
+    if not len(at):
+        return []
+    breaks = np.flatnonzero((np.diff(at) > 1) | (np.diff(column.steps[at]) < 0)) + 1
+    found = []
+    for part in np.split(at, breaks):
+        nan = int(np.isnan(column.values[part]).sum())
+        found.append([int(column.steps[part[0]]), int(column.steps[part[-1]]), nan, len(part) - nan])
+    return found
+
+
+def events_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Events for the page."""
+    return [
+        {"kind": e.kind, "name": e.name, "text": e.text[:500], "step": e.step, "row": e.row, "line": e.line}
+        for e in events
+    ]
+
+
+def delta(series: Series) -> dict[str, Any]:
+    """What is new, as JSON: points by column, events, and the row that it reaches to."""
+    columns = {}
+    for column in series.columns.values():
+        part = thin(column, WIDTH)
+        finite = np.isfinite(part.values)
+        columns[column.name] = {
+            "role": column.role, "steps": part.steps[finite].tolist(), "values": part.values[finite].tolist(),
+            "bad": stretches(part), "last": to_json(float(column.values[-1])), "last_step": int(column.steps[-1]),
+        }  # fmt: skip
+    return {
+        "columns": columns,
+        "events": events_of(series.events),
+        "row": series.rows,
+        "segments": len(series.segments),
+    }
+
+
+def about(series: Series) -> dict[str, Any]:
+    """What a page needs to know of a run besides its points."""
+    return {
+        "format": series.format, "unit": series.unit, "max_steps": series.max_steps, "rows": series.rows,
+        "segments": [[s.first_step, s.last_step] for s in series.segments], "events": events_of(series.events),
+        "counts": dict(series.counts), "notes": list(series.notes),
+    }  # fmt: skip

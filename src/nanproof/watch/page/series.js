@@ -1,0 +1,92 @@
+// The curves of one run in the browser: columns of points, cut where the run was resumed.
+
+import { number } from "./source.js";
+
+export class Curve {
+  constructor(column) {
+    this.name = column.name;
+    this.role = column.role;
+    this.parts = [];
+    let at = 0;
+    for (const length of column.lengths) {
+      if (length) this.parts.push(sorted(column.steps.subarray(at, at + length), column.values.subarray(at, at + length)));
+      at += length;
+    }
+    if (!this.parts.length) this.parts.push([[], []]);
+    this.bad = column.bad;
+    this.last = column.last;
+    this.lastStep = column.last_step;
+    this.total = column.total;
+  }
+
+  append(news) {
+    const [steps, values] = this.parts[this.parts.length - 1];
+    news.steps.forEach((step, i) => {
+      if (steps.length && step < steps[steps.length - 1]) {
+        this.parts.push([[step], [news.values[i]]]);
+      } else {
+        const part = this.parts[this.parts.length - 1];
+        part[0].push(step);
+        part[1].push(news.values[i]);
+      }
+    });
+    this.bad = this.bad.concat(news.bad);
+    this.last = number(news.last);
+    this.lastStep = news.last_step;
+    this.total += news.steps.length;
+  }
+}
+
+function sorted(steps, values) {
+  const order = Array.from(steps.keys()).sort((a, b) => steps[a] - steps[b]);
+  const x = [], y = [];
+  for (const i of order) {
+    if (x.length && steps[i] === x[x.length - 1]) {
+      y[y.length - 1] = values[i];
+    } else {
+      x.push(steps[i]);
+      y.push(values[i]);
+    }
+  }
+  return [x, y];
+}
+
+export function smooth(values, weight) {
+  let mean = 0, norm = 0;
+  return values.map((v) => {
+    if (v === null || v === undefined) return v;
+    mean = weight * mean + (1 - weight) * v;
+    norm = weight * norm + (1 - weight);
+    return mean / norm;
+  });
+}
+
+// Seconds for a step, read off the run's own clock; null where it has none.
+export function clock(curve) {
+  if (!curve) return null;
+  const [steps, seconds] = curve.parts[curve.parts.length - 1];
+  if (steps.length < 2) return null;
+  return (step) => {
+    let low = 0, high = steps.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] <= step) low = middle; else high = middle;
+    }
+    const span = steps[high] - steps[low] || 1;
+    return seconds[low] - seconds[0] + ((step - steps[low]) / span) * (seconds[high] - seconds[low]);
+  };
+}
+
+export function show(value) {
+  if (value === undefined || value === null) return "–";
+  if (!Number.isFinite(value)) return String(value);
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e12) return value.toLocaleString("en");
+  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2);
+  return value.toPrecision(4);
+}
+
+// The same without the zeros at the end, for axes.
+export function brief(value) {
+  return show(value).replace(/(\.\d*?)0+(?=$|e)/, "$1").replace(/\.(?=$|e)/, "");
+}

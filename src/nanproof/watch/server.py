@@ -1,0 +1,215 @@
+"""The server behind the page: history as bytes, what is new as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from importlib import resources
+from typing import Any, TypeVar
+
+from ..errors import UsageError
+from ..records import to_json
+from . import history
+from .runs import Run
+from .security import App, Gatekeeper
+
+EVERY = 0.2  # seconds between two looks at the logs
+QUEUE = 64  # messages that a slow viewer may be behind before it is cut off, and comes back by itself
+VIEWERS = 32
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+T = TypeVar("T")
+
+
+def page_file(name: str) -> bytes:
+    """A file of the page, as it stands in the package."""
+    return resources.files("nanproof.watch").joinpath("page", *name.split("/")).read_bytes()
+
+
+PAGE = (
+    "index.html", "style.css", "app.js", "chart.js", "marks.js", "panel.js", "series.js", "source.js",
+    "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css",
+)  # fmt: skip
+
+
+class Desk:
+    """The runs and their viewers. Logs are read in one thread of their own, and only while somebody looks."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = {run.id: run for run in runs}
+        self.viewers: set[asyncio.Queue[str]] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nanproof-logs")
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self, function: Callable[..., T], *args: Any) -> T:
+        """Do something with a log where all such work is done."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def start(self) -> None:
+        await self.ask(self._read)
+        self._task = asyncio.create_task(self._look())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            if not self.viewers:
+                continue
+            for message in await self.ask(self._read):
+                for viewer in list(self.viewers):
+                    if viewer.full():
+                        self.viewers.discard(viewer)  # its stream ends, and the page asks anew
+                    else:
+                        viewer.put_nowait(message)
+
+    def _read(self) -> list[str]:
+        messages = []
+        for run in self.runs.values():
+            new, incidents = run.poll(), run.new_incidents()
+            if not new.empty or incidents:
+                told = {"run": run.id, "incidents": incidents, **history.delta(new)}
+                messages.append(json.dumps(to_json(told), allow_nan=False))
+        return messages
+
+    def overview(self) -> list[dict[str, Any]]:
+        self._read()
+        return [
+            {"id": r.id, "name": r.name, "incidents": r.incidents(), **history.about(r.series)}
+            for r in self.runs.values()
+        ]
+
+
+def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
+    """The whole application, for a server or a test."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import Response, StreamingResponse
+        from starlette.routing import Route
+    except ModuleNotFoundError:
+        raise UsageError("the page needs starlette and uvicorn", hint="pip install 'nanproof[ui]'") from None
+    desk = Desk(runs)
+
+    def answer(data: object) -> Response:
+        return Response(json.dumps(to_json(data), allow_nan=False), media_type="application/json")
+
+    def missing() -> Response:
+        return Response("nothing here", status_code=404, media_type="text/plain")
+
+    async def page(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in PAGE:
+            return missing()
+        return Response(page_file(name), media_type=TYPES[name.rsplit(".", 1)[1]])
+
+    async def overview(request: Request) -> Response:
+        return answer(await desk.ask(desk.overview))
+
+    async def points(request: Request) -> Response:
+        run = desk.runs.get(request.path_params["run"])
+        if run is None:
+            return missing()
+        low, high = _number(request.query_params.get("low")), _number(request.query_params.get("high"))
+        body = await desk.ask(lambda: history.encode(run.series, low, high))
+        return Response(body, media_type="application/octet-stream")
+
+    async def incident(request: Request) -> Response:
+        run = desk.runs.get(request.path_params["run"])
+        found = run.incident(request.path_params["key"]) if run else None
+        return missing() if found is None else answer(found)
+
+    async def stream(request: Request) -> Response:
+        if len(desk.viewers) >= VIEWERS:
+            return Response("too many viewers", status_code=503, media_type="text/plain")
+        return StreamingResponse(_messages(desk), media_type="text/event-stream")
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        await desk.start()
+        yield
+        await desk.stop()
+
+    base = "/{token}"
+    routes = [
+        Route(f"{base}/", page), Route(f"{base}/runs", overview), Route(f"{base}/points/{{run}}", points),
+        Route(f"{base}/incident/{{run}}/{{key}}", incident), Route(f"{base}/stream", stream),
+        Route(f"{base}/page/{{name:path}}", page),
+    ]  # fmt: skip
+    return Gatekeeper(Starlette(routes=routes, lifespan=lifespan), token=token, hosts=hosts)
+
+
+async def _messages(desk: Desk) -> AsyncIterator[str]:
+    """One viewer's stream; a blank comment now and then lets a dead connection be noticed."""
+    queue: asyncio.Queue[str] = asyncio.Queue(QUEUE)
+    desk.viewers.add(queue)
+    try:
+        yield "retry: 1000\n\n"
+        while queue in desk.viewers:
+            try:
+                yield f"data: {await asyncio.wait_for(queue.get(), 15)}\n\n"
+            except TimeoutError:
+                yield ": still here\n\n"
+    finally:
+        desk.viewers.discard(queue)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        return None
+    return value if value is not None and abs(value) < 1e18 else None
+
+
+def serve(
+    runs: Sequence[Run], *, host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve until interrupted; ``ready`` gets the address to open, which holds the token."""
+    try:
+        import uvicorn
+    except ModuleNotFoundError:
+        raise UsageError("the page needs starlette and uvicorn", hint="pip install 'nanproof[ui]'") from None
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"{host}:{port} cannot be used: {error.strerror}", hint="choose another --port") from None
+    port = listener.getsockname()[1]
+    token = secrets.token_urlsafe(24)
+    names = (
+        {host, socket.gethostname(), "localhost", "127.0.0.1"} if host != "127.0.0.1" else {"localhost", "127.0.0.1"}
+    )
+    app = make_app(runs, token=token, hosts=frozenset(f"{n}:{port}" for n in names))
+    config = uvicorn.Config(
+        app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384
+    )
+    server = _Server(config, lambda: ready(f"http://{_shown(host)}:{port}/{token}/") if ready else None)
+    with listener:
+        server.run(sockets=[listener])
+
+
+def _shown(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+def _Server(config: Any, ready: Callable[[], None]) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            ready()
+
+    return Server(config)
