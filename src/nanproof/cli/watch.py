@@ -2,25 +2,73 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from .shell import Screen, verb
 
+if TYPE_CHECKING:
+    from ..watch.glance import Glance
+    from ..watch.runs import Run
 
-@verb(example="nanproof watch --web runs/a runs/b")
+
+@verb(example="nanproof watch runs/a runs/b")
 @click.argument("runs", nargs=-1, metavar="RUN_OR_LOG...")
-@click.option("--web", is_flag=True, help="Serve a page for the browser.")
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--notify", is_flag=True, help="Tell the webhook in NANPROOF_WEBHOOK (Slack, Discord, JSON).")
+@click.option("--web", is_flag=True, help="Serve a page for the browser instead.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --web: where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --web: a free one unless told.")
 @click.option("--open", "browser", is_flag=True, help="With --web: open the page in the browser of this machine.")
-def command(screen: Screen, runs: tuple[str, ...], web: bool, host: str, port: int, browser: bool) -> int:
-    """Watch runs or logs of any known format while they grow.
+def command(
+    screen: Screen, runs: tuple[str, ...], once: bool, notify: bool, web: bool, host: str, port: int, browser: bool
+) -> int:
+    """Watch runs, or logs of any known format, while they grow; q quits.
 
-    The page is served to this machine only, under an address that holds a random token.
+    The page of --web is served to this machine only, under an address that holds a random token.
     """
     from ..watch.runs import find_runs
 
     found = find_runs(runs)
+    if web:
+        return _serve(screen, found, host, port, browser)
+    hear = _Telling() if notify else None
+    if screen.as_json:
+        from ..watch.glance import glance
+
+        for run in found:
+            run.poll()
+        screen.data([glance(r.name, r.series, r.incidents()) for r in found])
+        return 0
+    from ..watch.tui import watch
+
+    try:
+        watch(found, once=once, hear=hear)
+    finally:
+        if hear is not None:
+            hear.notifier.close()
+    return 0
+
+
+class _Telling:
+    """Compares each glance with the one before, and tells what happened between them."""
+
+    def __init__(self) -> None:
+        from ..watch.notify import Notifier
+
+        self.notifier = Notifier()
+        self._last: dict[str, Glance] = {}
+
+    def __call__(self, run: Run, now: Glance) -> None:
+        from ..watch.occasions import occasions
+
+        for occasion, text in occasions(self._last.get(run.id), now):
+            self.notifier.tell(run.name, occasion, text)
+        self._last[run.id] = now
+
+
+def _serve(screen: Screen, found: list[Run], host: str, port: int, browser: bool) -> int:
     from ..watch.server import serve
 
     def ready(address: str) -> None:

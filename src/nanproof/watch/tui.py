@@ -1,0 +1,112 @@
+"""Watching in the terminal: one panel for each run, drawn anew a few times a second; q ends it."""
+
+from __future__ import annotations
+
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from .glance import Glance, duration, glance, value
+from .runs import Run
+from .sparkline import BAD, sparkline
+
+EVERY = 0.25
+NARROWEST = 46  # characters that a panel needs
+
+Hear = Callable[[Run, Glance], None]
+
+
+def watch(runs: Sequence[Run], *, once: bool = False, hear: Hear | None = None, console: Console | None = None) -> None:
+    """Show the runs until q is pressed; with ``once`` print one frame and return. ``hear`` gets every glance."""
+    console = console or Console()
+    if once:
+        console.print(frame(_look(runs, hear), console.width))
+        return
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(frame(_look(runs, hear), console.width, console.height), refresh=True)
+            until = time.monotonic() + EVERY
+            while (left := until - time.monotonic()) > 0:
+                if pressed(left) in ("q", "Q", "\x03"):
+                    return
+
+
+def _look(runs: Sequence[Run], hear: Hear | None) -> list[Glance]:
+    found = []
+    for run in runs:
+        run.poll()
+        found.append(glance(run.name, run.series, run.incidents()))
+        if hear is not None:
+            hear(run, found[-1])
+    return found
+
+
+def frame(glances: Sequence[Glance], width: int, height: int | None = None) -> RenderableType:
+    """All runs, side by side as far as they fit."""
+    across = max(1, min(len(glances), width // NARROWEST))
+    body = Table.grid()
+    panels = [panel(g, width // across) for g in glances]
+    for first in range(0, len(panels), across):
+        body.add_row(*panels[first : first + across])
+    alarms = [Text(f"✗ {g.name}: {g.alarm}", style="bold red") for g in glances if g.alarm]
+    return Group(*alarms, body, Text("q quits", style="dim")) if height else Group(*alarms, body)
+
+
+def panel(g: Glance, width: int) -> Panel:
+    """One run."""
+    curves = Table.grid(padding=(0, 1))
+    names = max((len(c.name) for c in g.curves), default=4)
+    room = max(4, width - min(names, 18) - 17)
+    for curve in g.curves:
+        bad = curve.last != curve.last or abs(curve.last) == float("inf")
+        line = Text(sparkline(curve.recent, room))
+        line.highlight_regex(BAD, "bold red")
+        shown = Text(value(curve.last), style="bold red" if bad else "bold", justify="right")
+        curves.add_row(Text(curve.name[:18], style="cyan"), line, shown)
+    done = f"{g.unit} {g.step:,}" + (f" of {g.max_steps:,}" if g.max_steps else "")
+    parts = [done]
+    if g.pace:
+        parts.append(f"{value(float(f'{g.pace:.3g}'))} {g.unit}s/s")
+    if g.left is not None:
+        parts.append(f"{duration(g.left)} to go")
+    parts += [f"{n:,} {kind}{'s' if n > 1 else ''}" for kind, n in g.counts.items()]
+    rows: list[RenderableType] = [Text(" · ".join(parts), style="dim"), curves]
+    if not g.curves:
+        rows = [Text("no values yet", style="dim")]
+    for incident in g.incidents:
+        where = f"  {incident['mechanism']} at {incident['where']}" if incident["where"] else ""
+        rows.append(Text(f"▸ {incident['verdict']} → {incident['action']}{where}", style="yellow", overflow="fold"))
+    return Panel(Group(*rows), title=Text(_plain(g.name)), border_style="red" if g.alarm else "dim", width=width)
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Single keys without Enter; where there is no terminal to read from, nothing is ever pressed."""
+    if not sys.stdin.isatty():
+        yield lambda seconds: time.sleep(seconds) or ""  # type: ignore[func-returns-value]
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def pressed(seconds: float) -> str:
+        return sys.stdin.read(1) if select.select([fd], [], [], seconds)[0] else ""
+
+    try:
+        tty.setcbreak(fd)
+        yield pressed
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,0 +1,207 @@
+"""Watching in the terminal: what a frame says, a real pseudo-terminal, and messages to a real server."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from nanproof.errors import UsageError
+from nanproof.logs import read
+from nanproof.watch.glance import glance
+from nanproof.watch.notify import SILENCE, Notifier, payload
+from nanproof.watch.occasions import occasions
+from nanproof.watch.runs import find_runs
+from nanproof.watch.sparkline import BAD, BARS, sparkline
+from nanproof.watch.tui import watch
+from support.incidents import make_incident
+from support.pages import write_log
+
+
+@given(st.lists(st.floats(), max_size=300), st.integers(1, 80))
+def test_a_sparkline_is_as_wide_as_asked_and_never_hides_a_bad_value(values: list[float], width: int) -> None:
+    line = sparkline(values, width)
+    assert len(line) == min(width, len(values))
+    assert set(line) <= set(BARS + BAD)
+    assert (BAD in line) == any(not math.isfinite(v) for v in values)
+
+
+def shown(folder: Path, width: int = 100) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    watch(find_runs([str(folder)]), once=True, console=console)
+    return console.export_text()
+
+
+def test_a_frame_says_what_matters(tmp_path: Path) -> None:
+    write_log(tmp_path / "training_log.jsonl", 100, bad=(98, 99))
+    make_incident(tmp_path, 98)
+    text = shown(tmp_path)
+    assert "step 99" in text
+    assert "loss is nan since step 98 (2 logged values)" in text
+    assert "nonfinite loss nan → skip  pole at model.py:12" in text
+    assert BAD in text
+
+
+@pytest.mark.parametrize("width", [20, 46, 80, 200])
+def test_every_width_works_and_nothing_runs_over(tmp_path: Path, width: int) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path / name / "training_log.jsonl", 50)
+    text = shown(tmp_path, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "a" in text
+
+
+def test_names_full_of_control_characters_do_no_harm(tmp_path: Path) -> None:
+    folder = tmp_path / "x\x1b[31m\x07[bold]y"
+    folder.mkdir()
+    write_log(folder / "training_log.jsonl", 5)
+    text = shown(folder)
+    assert "\x1b" not in text
+    assert "[bold]y" in text
+
+
+def test_an_empty_log_and_one_that_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("")
+    assert "no values yet" in shown(tmp_path / "a.log")
+    assert "no values yet" in shown(tmp_path / "later.log")
+
+
+def test_in_a_real_terminal_q_quits_and_news_appear(tmp_path: Path) -> None:
+    log = tmp_path / "training_log.jsonl"
+    write_log(log, 10)
+    main, child = pty.openpty()
+    command = [sys.executable, "-m", "nanproof", "watch", str(tmp_path)]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env={**os.environ, "TERM": "xterm"})
+    os.close(child)
+    try:
+        until(main, "step 9")
+        write_log(log, 5, first=10, mode="a")
+        until(main, "step 14")
+        os.write(main, b"q")
+        drain(main)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+def until(fd: int, words: str, seconds: float = 30) -> None:
+    text, deadline = "", time.monotonic() + seconds
+    while words not in text:
+        assert time.monotonic() < deadline, text[-2000:]
+        if select.select([fd], [], [], 0.2)[0]:
+            text += os.read(fd, 65536).decode(errors="replace")
+
+
+def drain(fd: int) -> None:
+    try:
+        while select.select([fd], [], [], 0.5)[0] and os.read(fd, 65536):
+            pass
+    except OSError:
+        pass  # the other end is closed
+
+
+class Inbox(BaseHTTPRequestHandler):
+    received: list[bytes]
+
+    def do_POST(self) -> None:
+        type(self).received.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def inbox() -> Iterator[tuple[str, list[bytes]]]:
+    handler = type("Box", (Inbox,), {"received": []})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/hook", handler.received
+        server.shutdown()
+
+
+def test_messages_arrive_once(inbox: tuple[str, list[bytes]]) -> None:
+    address, received = inbox
+    now = [0.0]
+    notifier = Notifier(address, clock=lambda: now[0])
+    assert notifier.tell("a", "nonfinite", "loss is nan")
+    assert not notifier.tell("a", "nonfinite", "loss is nan again")
+    assert notifier.tell("b", "nonfinite", "another run")
+    now[0] = SILENCE
+    assert notifier.tell("a", "nonfinite", "loss is nan after a while")
+    notifier.close(20)
+    told = [json.loads(r) for r in received]
+    assert [(t["run"], t["text"]) for t in told] == [
+        ("a", "loss is nan"), ("b", "another run"), ("a", "loss is nan after a while"),
+    ]  # fmt: skip
+    assert (notifier.sent, notifier.dropped) == (3, 0)
+
+
+def test_a_server_that_hangs_holds_nobody_up() -> None:
+    import socket
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        notifier = Notifier(f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        results = [notifier.tell(f"run {i}", "stop", "x") for i in range(100)]
+        assert results.count(True) <= 33  # one on its way, and a full queue
+        assert notifier.dropped >= 67
+        notifier.close(0.1)
+
+
+def test_a_server_that_is_not_there_only_costs_the_message() -> None:
+    notifier = Notifier("http://127.0.0.1:9/")
+    notifier.tell("a", "finish", "done")
+    notifier.close(20)
+    assert (notifier.sent, notifier.dropped) == (0, 1)
+
+
+def test_shapes_of_messages() -> None:
+    discord = json.loads(payload("https://discord.com/api/webhooks/1/x", "a", "stop", "@everyone"))
+    assert discord["allowed_mentions"] == {"parse": []}
+    assert json.loads(payload("https://example.org", "a", "stop", "x")) == {"run": "a", "occasion": "stop", "text": "x"}
+    assert "slack" not in json.loads(payload("https://slack.com.evil.example", "a", "stop", "x")).get("text", "x")
+
+
+def test_the_address_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NANPROOF_WEBHOOK", raising=False)
+    with pytest.raises(UsageError, match="export NANPROOF_WEBHOOK"):
+        Notifier()
+    with pytest.raises(UsageError, match="no web address"):
+        Notifier("file:///etc/passwd")
+
+
+def test_occasions(tmp_path: Path) -> None:
+    log = tmp_path / "training_log.jsonl"
+    write_log(log, 10)
+    good = glance("a", read(log), [])
+    write_log(log, 2, bad=(10, 11), first=10, mode="a")
+    bad = glance("a", read(log), [])
+    assert [o for o, _ in occasions(None, good)] == []
+    assert [o for o, _ in occasions(good, bad)] == ["nonfinite"]
+    assert [o for o, _ in occasions(None, bad)] == ["nonfinite"]
+    assert [o for o, _ in occasions(bad, bad)] == []
+    assert [o for o, _ in occasions(bad, good)] == ["recovery"]
+    more = replace(good, counts={"rollback": 1, "stop": 1}, step=100, max_steps=100)
+    assert [o for o, _ in occasions(replace(good, max_steps=100), more)] == ["rollback", "stop", "finish"]
