@@ -1,0 +1,168 @@
+"""A report for a pull request: what broke, why, what to change, what was verified and what was not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..diagnosing import Diagnosis, diagnose
+from ..errors import NanproofError
+from ..files import write_atomic
+from ..logs.timeline import Timeline, timeline
+from ..watch.glance import value
+from ..watch.runs import Run
+
+
+def write_markdown(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
+    """Write the report of one run, or of several compared."""
+    write_atomic(out, markdown(runs))
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """The report's text."""
+    for run in runs:
+        run.poll()
+    stories = [timeline(run.series) for run in runs]
+    lines = [f"# {' and '.join(_text(r.name) for r in runs)}", ""]
+    if len(runs) > 1:
+        lines += [*_comparison(runs, stories), ""]
+    for run, story in zip(runs, stories, strict=True):
+        lines += [*_run(run, story, alone=len(runs) == 1), ""]
+    lines += [*_monitoring(runs), ""]
+    return "\n".join(lines)
+
+
+def _comparison(runs: Sequence[Run], stories: Sequence[Timeline]) -> Iterator[str]:
+    yield f"| | {' | '.join(_text(r.name) for r in runs)} |"
+    yield f"|---|{'---|' * len(runs)}"
+    rows: list[tuple[str, list[str]]] = [
+        ("outcome", [s.outcome for s in stories]),
+        ("last step", [f"{s.last_step:,}" if s.last_step is not None else "–" for s in stories]),
+        ("first thing wrong", [_text(s.first.text) if s.first else "nothing" for s in stories]),
+        ("loss, first → last", [_ends(r, "loss") for r in runs]),
+        ("gradient norm, first → last", [_ends(r, "grad_norm") for r in runs]),
+        ("values not finite", [f"{_bad(r):,}" for r in runs]),
+        ("skipped", [f"{r.series.counts.get('skip', 0):,}" for r in runs]),
+        ("rolled back", [f"{r.series.counts.get('rollback', 0):,}" for r in runs]),
+        ("incidents", [f"{len(r.incidents()):,}" for r in runs]),
+    ]  # fmt: skip
+    for name, cells in rows:
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _ends(run: Run, what: str) -> str:
+    column = run.series.loss if what == "loss" else run.series.grad_norm
+    if column is None or not len(column):
+        return "–"
+    return f"{value(float(column.values[0]))} → {value(float(column.values[-1]))}"
+
+
+def _bad(run: Run) -> int:
+    columns = [run.series.loss, run.series.grad_norm, *run.series.components]
+    return max((int(c.bad.sum()) for c in columns if c is not None), default=0)
+
+
+def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
+    if not alone:
+        yield f"## {_text(run.name)}"
+        yield ""
+    diagnosis, failed = _diagnosis(run)
+    yield "### Root cause"
+    yield ""
+    yield from _causes(diagnosis, failed)
+    yield "### What happened, in order"
+    yield ""
+    yield from [f"- {_text(m.text)}" for m in story.moments[:20]] or ["- nothing that the log tells"]
+    yield ""
+    incidents = [i for i in (run.incident(i["id"]) for i in run.incidents()[:5]) if i is not None]
+    if incidents:
+        yield "### Causal chain"
+        yield ""
+        for incident in incidents:
+            yield from _chain(incident)
+    for title, text in (diagnosis.tables if diagnosis else {}).items():
+        yield from (f"### {title}", "", "```text", text.rstrip(), "```", "")
+    yield from _checklist(run, story, diagnosis, incidents)
+
+
+def _diagnosis(run: Run) -> tuple[Diagnosis | None, str]:
+    try:
+        return diagnose(run.path), ""
+    except NanproofError as error:
+        return None, str(error)
+
+
+def _causes(diagnosis: Diagnosis | None, failed: str) -> Iterator[str]:
+    if diagnosis is None or not diagnosis.causes:
+        yield f"No cause can be named{f': {_text(failed)}' if failed else ''}."
+        yield ""
+        return
+    yield "| cause | confidence | evidence | against | repair |"
+    yield "|---|---|---|---|---|"
+    for cause in diagnosis.causes[:3]:
+        cells = [cause.title, cause.confidence, "<br>".join(map(_text, cause.evidence)) or "–",
+                 "<br>".join(map(_text, cause.against)) or "–", _text(cause.fix)]  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    for missing in diagnosis.missing[:2]:
+        yield f"To decide between them: {_text(missing.asks)} {_code(missing.command)}"
+        yield ""
+
+
+def _chain(incident: dict[str, Any]) -> Iterator[str]:
+    place = incident.get("location") or {}
+    verdict, answer = incident["verdict"], incident["action"]["kind"]
+    yield f"- **step {incident['step']:,}**: {verdict['kind']} {verdict.get('level') or ''}, answered with {answer}"
+    if place.get("file"):
+        where = f"{place['file']}:{place.get('line')}"
+        yield f"  - born in {_code(place.get('op'))} at {_code(where)}: {_text(str(place.get('why', '')))}"
+        yield f"  - way to the loss: {_code(' → '.join(map(str, place.get('chain', []))))}"
+    for reading in incident.get("readings", [])[-3:]:
+        loss, norm, lr = (_number(reading[k]) for k in ("loss", "grad_norm", "lr"))
+        yield f"  - before, step {reading['step']:,}: loss {loss}, gradient norm {norm}, lr {lr}"
+    yield ""
+
+
+def _checklist(
+    run: Run, story: Timeline, diagnosis: Diagnosis | None, incidents: Sequence[dict[str, Any]]
+) -> Iterator[str]:  # fmt: skip
+    located = [i for i in incidents if i.get("location")]
+    proved = [i for i in located if i["location"].get("verified")]
+    done = [
+        (bool(run.series.rows), f"the log was read ({run.series.rows:,} rows, {run.series.format})"),
+        (story.outcome == "healthy", "every logged value is finite"),
+        (bool(located), "a bad step was located at its line"),
+        (bool(proved), "the location was proved by replaying the step without that operation"),
+        (diagnosis is not None and diagnosis.decided, "one cause stands out"),
+    ]
+    yield "### Verified, and not"
+    yield ""
+    yield from (f"- [{'x' if good else ' '}] {words}" for good, words in done)
+    yield ""
+
+
+def _monitoring(runs: Sequence[Run]) -> Iterator[str]:
+    yield "## Next steps, and how to keep it finite"
+    yield ""
+    yield "- [ ] look at the repair as a diff, then apply it: `nanproof lint --diff .`, `nanproof harden CONFIG --diff`"
+    yield "- [ ] prove it small: `nanproof smoke FILE:FUNCTION`, then `nanproof rollout plan.yaml`"
+    yield "- [ ] train under the guard: `nanproof run train.py`"
+    yield f"- [ ] watch it: {_code(f'nanproof watch {runs[-1].path}')}"
+    yield "- [ ] before resuming: `nanproof scan CHECKPOINTS`, `nanproof diagnose --before-resume CHECKPOINT`"
+
+
+def _number(number: Any) -> str:
+    return number if isinstance(number, str) else value(float(number))
+
+
+def _code(text: Any) -> str:
+    """Text out of files as code."""
+    flat = "".join(c if c.isprintable() and c != "`" else "?" for c in " ".join(str(text).split()))
+    return f"`{flat}`"
+
+
+def _text(text: str) -> str:
+    """Text out of files must not become Markdown or HTML."""
+    flat = " ".join(text.split())
+    return "".join("&lt;" if c == "<" else f"\\{c}" if c in "|`*_[]#" else c if c.isprintable() else "?" for c in flat)

@@ -1,0 +1,67 @@
+"""Curves as a picture for a slide: logarithmic, non-finite steps in red, and how many steps were plotted."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..files import write_atomic
+from ..logs.series import Column
+from ..watch.history import stretches, thin
+from ..watch.runs import Run
+
+WIDTH = 2000
+COLOURS = ("#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673")
+
+
+def write_png(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
+    """Write loss and gradient norm of some runs as one picture."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise UsageError("pictures need matplotlib", hint="pip install 'nanproof[plots]'") from None
+    for run in runs:
+        run.poll()
+    losses = [(r.name, r.series.loss) for r in runs]
+    norms = [(r.name, r.series.grad_norm) for r in runs]
+    shown = [(title, [(n, c) for n, c in group if c is not None and len(c)])
+             for title, group in (("loss", losses), ("gradient norm", norms))]  # fmt: skip
+    shown = [(title, group) for title, group in shown if group]
+    if not shown:
+        raise UsageError("there is no loss and no gradient norm to plot", hint="name a run folder or a log with one")
+    figure = Figure(figsize=(10, 3.4 * len(shown)), layout="constrained")
+    for place, (title, group) in enumerate(shown, 1):
+        _draw(figure.add_subplot(len(shown), 1, place), title, group)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    write_atomic(out, picture.getvalue())
+
+
+def _draw(axes: Any, title: str, group: Sequence[tuple[str, Column]]) -> None:
+    positive = all((c.values[np.isfinite(c.values)] > 0).all() for _, c in group)
+    told = []
+    for number, (name, column) in enumerate(group):
+        part = thin(column, WIDTH)
+        finite = np.isfinite(part.values)
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(part.steps[finite], part.values[finite], linewidth=1, color=colour, label=name.replace("$", r"\$"))
+        bad = stretches(column)
+        for first, last, _, _ in bad:
+            axes.axvspan(first, max(last, first + 0.5), ymin=0.95, color="#c8102e", linewidth=1)
+        count = sum(nan + inf for _, _, nan, inf in bad)
+        what = "steps" if len(part) == column.total else "steps, thinned to their extremes,"
+        told.append(f"{column.total:,} {what} plotted" + (f", {count:,} of them not finite" if count else ""))
+    if positive:
+        axes.set_yscale("log")
+    axes.set_title(f"{title} ({'; '.join(told)})", loc="left", fontsize=10)
+    axes.set_xlabel("step")
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if len(group) > 1:
+        axes.legend(frameon=False)

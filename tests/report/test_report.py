@@ -1,0 +1,98 @@
+"""Reports: Markdown that says what is true and cannot be broken out of, pictures that hold the curves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from PIL import Image
+
+from nanproof.errors import UsageError
+from nanproof.report.markdown import markdown
+from nanproof.report.plot import write_png
+from nanproof.watch.runs import find_runs
+from support.incidents import make_incident
+from support.pages import write_log
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    for name, bad in (("original", tuple(range(300, 600))), ("stable", ())):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path / name / "training_log.jsonl", 600, bad=bad)
+    make_incident(tmp_path / "original", 300)
+    return tmp_path / "original", tmp_path / "stable"
+
+
+def test_the_comparison_tells_the_two_apart(runs: tuple[Path, Path]) -> None:
+    text = markdown(find_runs([str(r) for r in runs]))
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| ")}
+    assert [c.strip() for c in rows["outcome"]] == ["dead", "healthy"]
+    assert [c.strip() for c in rows["values not finite"]] == ["300", "0"]
+    assert "step 300" in rows["first thing wrong"][0]
+    assert rows["first thing wrong"][1].strip() == "nothing"
+
+
+def test_a_report_holds_every_part(runs: tuple[Path, Path]) -> None:
+    text = markdown(find_runs([str(runs[0])]))
+    for words in (
+        "### Root cause", "### What happened, in order", "### Causal chain", "### Verified, and not",
+        "## Next steps", "`log` at `model.py:12`: log at exactly zero is infinite", "`log → mean → loss`",
+        "before, step 299: loss 2", "- [x] a bad step was located", "- [ ] every logged value is finite",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_a_healthy_run_is_not_accused(runs: tuple[Path, Path]) -> None:
+    text = markdown(find_runs([str(runs[1])]))
+    assert "- [x] every logged value is finite" in text
+    assert "### Causal chain" not in text
+
+
+def test_names_cannot_break_out(tmp_path: Path) -> None:
+    evil = "<img src=x>|`*[a](b)#"
+    folder = tmp_path / evil
+    folder.mkdir()
+    write_log(folder / "training_log.jsonl", 10, bad=(5,))
+    make_incident(folder, 5, why=evil, op=evil, chain=[evil], file=evil)
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown(find_runs([str(folder)])))
+    assert "<img" not in html
+    assert 'href="b"' not in html
+
+
+def test_a_picture_holds_both_curves_and_the_bad_steps(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "curves.png"
+    write_png(find_runs([str(r) for r in runs]), out)
+    pixels = np.asarray(Image.open(out).convert("RGB")).reshape(-1, 3).astype(int)
+
+    def near(colour: str) -> int:
+        wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+        return int((np.abs(pixels - wanted).max(1) < 12).sum())
+
+    assert min(near(c) for c in ("#2f6fd0", "#d97706", "#c8102e")) > 100
+
+
+def test_nothing_to_plot(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("hello\n")
+    with pytest.raises(UsageError, match="no loss"):
+        write_png(find_runs([str(tmp_path / "a.log")]), tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["original", "-o", "r.md"], 0, "wrote r.md"),
+        (["original", "stable", "-o", "r.html"], 0, "wrote r.html"),
+        (["original", "-o", "r.pdf"], 2, "end it in .html, .md or .png"),
+        (["nothing"], 2, "does not exist"),
+    ],
+)
+def test_the_verb(runs: tuple[Path, Path], arguments: list[str], code: int, words: str) -> None:
+    command = [sys.executable, "-m", "nanproof", "report", *arguments]
+    done = subprocess.run(command, cwd=runs[0].parent, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout + done.stderr
