@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from nanproof.cli.shell import nanproof
-from nanproof.files import write_atomic
+from nanproof.files import make_folder, write_atomic
 from nanproof.records import Incident
 from nanproof.schema import schema_of
 
@@ -33,21 +33,42 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
+def cause_pages() -> dict[str, str]:
+    """A page for each cause of failures, and the list of all."""
+    from nanproof.diagnosing.causes import all_causes
+
+    causes = sorted(all_causes(), key=lambda c: c.name)
+    rows = [f"| [{c.name}]({c.name}.md) | {c.title} |" for c in causes]
+    head = ["# Causes", "", "What `nanproof diagnose` can name; `nanproof explain NAME` prints the same page.", ""]
+    index = "\n".join([*head, "| cause | what it is |", "|---|---|", *rows, ""])
+    return {f"{c.name}.md": c.topic.markdown() for c in causes} | {"README.md": index}
+
+
 def main(check: bool) -> int:
+    from nanproof.linting.catalogue import pages as rule_pages
+
     pages = {
+        **{DOCS / "rules" / name: text for name, text in rule_pages().items()},
+        **{DOCS / "causes" / name: text for name, text in cause_pages().items()},
         DOCS / "cli.md": cli_page(),
         DOCS / "incident.schema.json": json.dumps(schema_of(Incident), indent=2) + "\n",
     }
     stale = [p for p, text in pages.items() if not p.exists() or p.read_text() != text]
+    orphans = [p for folder in ("rules", "causes") for p in (DOCS / folder).glob("*.md") if p not in pages]
+    for path in orphans:
+        print(f"{'left over' if check else 'removed'}: {path.relative_to(DOCS.parent)}")
+        if not check:
+            path.unlink()
     for path in stale:
         print(f"{'out of date' if check else 'wrote'}: {path.relative_to(DOCS.parent)}")
         if not check:
+            make_folder(path.parent)
             write_atomic(path, pages[path])
     ops = [sys.executable, str(Path(__file__).with_name("ops_table.py")), *(["--check"] if check else [])]
     failed = subprocess.run(ops, check=False).returncode != 0
-    if check and (stale or failed):
+    if check and (stale or orphans or failed):
         print("Next: make docs, read the difference, commit it")
-    return int((check and bool(stale)) or failed)
+    return int((check and bool(stale or orphans)) or failed)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .checkpoint import scan as scan
+    from .config import harden as harden
+    from .diagnosing import diagnose as diagnose
     from .errors import NanproofError as NanproofError
     from .guard import Guard as Guard
     from .guard import Policy as Policy
     from .guard import tap as tap
+    from .linting import lint as lint
     from .locating import locate as locate
     from .records import Finding as Finding
     from .records import Incident as Incident
@@ -33,13 +36,19 @@ _HOMES = {
     "tap": "guard",
     "locate": "locating",
     "scan": "checkpoint",
+    "diagnose": "diagnosing",
+    "lint": "linting",
+    "harden": "config",
     "Verdict": "records",
     "Incident": "records",
     "Finding": "records",
     "NanproofError": "errors",
 }
 
-__all__ = ["Finding", "Guard", "Incident", "NanproofError", "Policy", "Verdict", "locate", "scan", "tap"]
+__all__ = [
+    "Finding", "Guard", "Incident", "NanproofError", "Policy", "Verdict", "diagnose", "harden", "lint", "locate", "scan",
+    "tap",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

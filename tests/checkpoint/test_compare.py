@@ -11,8 +11,9 @@ import torch
 from checkpoint import writers
 from nanproof.checkpoint import scan
 from nanproof.checkpoint.against import Comparison, compare
-from nanproof.checkpoint.config import differences, load_config
+from nanproof.checkpoint.config import differences
 from nanproof.checkpoint.layout import discover
+from nanproof.config import load
 from nanproof.errors import FormatError, UsageError
 
 
@@ -63,13 +64,13 @@ def test_the_rate_that_would_be_restored(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "a.pt", lr=4.92e-4, initial_lr=4.92e-4, max_lr=4.92e-4, betas=(0.9, 0.999))
     config = tmp_path / "c.yaml"
     config.write_text("optimizer:\n  lr: 1e-4\n  betas: [0.9, 0.95]\n  eps: 1e-8\nwarmup_steps: 100\n")
-    found = [str(d) for d in differences(settings, load_config(str(config)))]
+    found = [str(d) for d in differences(settings, load(config).numbers())]
     assert found == [
         "checkpoint will restore lr 0.000492, config says 0.0001 (optimizer.lr)",
         "checkpoint will restore beta2 0.999, config says 0.95 (optimizer.betas.1)",
     ]
     config.write_text("train: {learning_rate: 4.92e-4, adam_epsilon: 1.0e-6}")
-    found = [str(d) for d in differences(settings, load_config(str(config)))]
+    found = [str(d) for d in differences(settings, load(config).numbers())]
     assert found == ["checkpoint will restore eps 1e-08, config says 1e-06 (train.adam_epsilon)"]
 
 
@@ -80,7 +81,7 @@ def test_betas_and_warm_up(tmp_path: Path) -> None:
     }
     torch.save(state | {"w": torch.randn(2)}, tmp_path / "a.pt")
     (tmp_path / "c.json").write_text('{"lr": 1, "optim": {"betas": [0.9, 0.95]}, "scheduler": {"warmup_steps": 2000}}')
-    found = differences(scan(tmp_path / "a.pt").settings, load_config(str(tmp_path / "c.json")))
+    found = differences(scan(tmp_path / "a.pt").settings, load(tmp_path / "c.json").numbers())
     assert {d.setting: (d.checkpoint, d.config) for d in found} == {"beta2": (0.999, 0.95), "warm-up": (10, 2000)}
 
 
@@ -106,9 +107,9 @@ BOMB = "a0: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(
 def test_hostile_configs_get_a_sentence(name: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(FormatError, match=words):
-        load_config(str(tmp_path / name))
+        load(tmp_path / name)
 
 
 def test_a_config_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        load_config(str(tmp_path / "none.yaml"))
+        load(tmp_path / "none.yaml")

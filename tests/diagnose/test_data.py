@@ -33,7 +33,8 @@ def test_npy_names_the_first_bad_row_over_many_pieces(tmp_path: Path) -> None:
     report = scan_data(tmp_path)
     assert kinds(report) == [("nonfinite", "", 250_003)]
     assert "1 NaN, 1 Inf of 12,000,000 values" in report.problems[0].message
-    assert report.rows == 300_000 and not report.ok
+    assert report.rows == 300_000
+    assert not report.ok
 
 
 def test_the_order_of_memory_does_not_matter_for_the_verdict(tmp_path: Path) -> None:
@@ -214,3 +215,54 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert any("1 files not read (.xyz)" in n for n in report.notes)
     with pytest.raises(UsageError, match="no data that nanproof reads"):
         scan_data(tmp_path / "a.xyz")
+
+
+def verb(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nanproof", "diagnose", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_verb_names_file_and_row_and_weighs_it_as_evidence(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.array([1.0, 2.0, np.nan]), labels=np.array([0, 1, 2]))
+    done = verb("--data", "d.npz", "--classes", "3", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "d.npz:2 x: 1 NaN of 3 values, first in row 2" in done.stdout
+    told = json.loads(verb("--data", "d.npz", "--fact", "loss=nan", "--json", cwd=tmp_path).stdout)
+    assert told["causes"][0]["name"] == "bad-data"
+    assert any("first in row 2" in words for words in told["causes"][0]["evidence"])
+    np.savez(tmp_path / "d.npz", x=np.array([1.0, 2.0, 3.0]))
+    done = verb("--data", "d.npz", cwd=tmp_path)
+    assert (done.returncode, "3 rows in 1 files: nothing" in done.stdout) == (0, True)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Gated(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor(value))
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(x) * self.alpha
+
+def good(): return Gated(0.01)
+def bad(): return Gated(float("nan"))
+def batch(): return torch.ones(2, 4)
+"""
+
+
+def test_a_fresh_model_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "fresh.py").write_text(MODEL)
+    done = verb("--model", "fresh.py:good", "--batch", "fresh.py:batch", "--watch-params", "alpha*", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "alpha 0.01 → 0.01" in done.stdout
+    assert "layers compute in float32" in done.stdout
+    done = verb("--model", "fresh.py:bad", "--batch", "fresh.py:batch", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "alpha [] float32: 1 NaN" in done.stdout
+    done = verb("--model", "fresh.py:good", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "add --batch" in done.stderr

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
+from .progress import Bar
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from ..checkpoint.against import Comparison
     from ..checkpoint.layout import Checkpoint
     from ..checkpoint.report import ScanReport, SeriesReport
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--fast", is_flag=True, help="Do not verify checksums.")
 @click.option("--jobs", type=click.IntRange(1, 64), help="Threads; one per core unless told.")
 @click.option("--against", metavar="REF", help="Compare with this checkpoint; --repair takes buffers from it.")
-@click.option("--config", metavar="FILE", help="Compare the restored settings with a YAML or JSON config.")
+@click.option("--config", metavar="FILE", help="Compare the restored settings with a config: YAML, JSON, TOML, Python.")
 @click.option("--quarantine", metavar="DIR", help="Move what is corrupt, damaged or refused to DIR.")
 @click.option("--undo", is_flag=True, help="With --quarantine: put everything back.")
 @click.option("--repair", metavar="OUT", help="Write a repaired copy; the original is not touched.")
@@ -93,16 +90,20 @@ def _alone(
     screen: Screen, found: list[Checkpoint], reference: Checkpoint | None, *, bisect: bool, fast: bool,
     jobs: int | None, config: str | None, quarantine: str | None, repair: str | None,
 ) -> int:  # fmt: skip
-    from ..checkpoint.config import differences, load_config
+    from ..checkpoint.config import differences
     from ..checkpoint.scan import scan_checkpoint
     from ..checkpoint.series import bisect as find_turn
     from ..checkpoint.series import order
 
-    expected = load_config(config) if config else {}
+    expected: dict[str, float] = {}
+    if config:
+        from ..config import load
+
+        expected = load(config).numbers()
     width = _width([c.name for c in found])
 
     def one(checkpoint: Checkpoint) -> ScanReport:
-        with _Bar(screen, checkpoint) as bar:
+        with Bar(screen, checkpoint.name, sum(i.size for i in checkpoint.items)) as bar:
             report = scan_checkpoint(checkpoint, fast=fast, jobs=jobs, progress=bar.advance)
         _show(screen, report, width)
         if screen.as_json or repair is not None:
@@ -253,37 +254,3 @@ def _show_end(screen: Screen, series: SeriesReport, bisected: bool = False) -> N
     for turn in series.turns:
         healthy, bad = turn.last_healthy or "none", turn.first_bad or "none"
         screen.result(f"last healthy: {_plain(healthy)}    first bad: {_plain(bad)}")
-
-
-class _Bar:
-    """A progress bar for a checkpoint that takes longer than a second, on a terminal only."""
-
-    def __init__(self, screen: Screen, checkpoint: Checkpoint) -> None:
-        self._wanted = sys.stderr.isatty() and not screen.quiet and not screen.as_json
-        self._name = checkpoint.name
-        self._total = sum(i.size for i in checkpoint.items)
-        self._began, self._done = time.monotonic(), 0
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def advance(self, count: int) -> None:
-        self._done += count
-        if not self._wanted or time.monotonic() - self._began < 1:
-            return
-        if self._bar is None:
-            from rich.console import Console
-            from rich.markup import escape
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(escape(_plain(self._name)), total=self._total or None)
-        assert self._task is not None
-        self._bar.update(self._task, completed=self._done)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

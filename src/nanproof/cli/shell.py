@@ -24,7 +24,7 @@ from ..errors import NanproofError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_NOT_VERBS = {"shell"}
+_NOT_VERBS = {"shell", "progress"}
 
 
 class Screen:

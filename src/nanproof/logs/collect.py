@@ -1,14 +1,14 @@
 """Builds a `Series` out of records, quickly when many have the same keys, always in bounded memory.
 
 The bound: of one column at most 100,000 finite points are kept (fewer when there are more than 20 columns: all
-together 2 million), besides every non-finite point; 24 bytes each, twice that while reading. Columns beyond 1,000
-whose names say nothing to a diagnosis are left out, and of the events of one sort the first and the last 200 stay.
+together 2 million), besides every non-finite point; 24 bytes each. Columns beyond 1,000 whose names say nothing to a
+diagnosis are left out, and of the events of one sort the first and the last 200 stay.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from . import numbers
 from .names import STEP_KEYS, Role, is_eval, meaning
 from .pace import Pacer
-from .plan import Plan, flatten, floats, ints, make_plan, read_step, read_value, table
+from .plan import Plan, flatten, make_block, make_plan, read_step, read_value
 from .points import Points
 from .segments import cut
 from .series import Column, Event, EventKind, Floats, Ints, Series
@@ -25,6 +25,21 @@ from .series import Column, Event, EventKind, Floats, Ints, Series
 LIMIT, BUDGET, COLUMNS, EVENTS = 100_000, 2_000_000, 1_000, 200
 TEXT = 500
 """How many characters of a message are kept."""
+
+
+TakeOne = Callable[[dict[str, Any], int], None]
+WORDS = frozenset({"event", "verdict", "message", "msg"})
+"""Keys under which records say something in words."""
+
+
+def _verdict(record: dict[str, Any]) -> object:
+    """The guard's verdict on a step, if that is all a record says in words."""
+    return record["verdict"] if WORDS.intersection(record) == {"verdict"} else None
+
+
+def _shape(record: dict[str, Any]) -> tuple[object, ...]:
+    """What must be the same for records to be taken together."""
+    return (*record, record.get("verdict"))
 
 
 class Collector:
@@ -76,44 +91,46 @@ class Collector:
             points = self._column(name)
             if points is not None:
                 points.add(row, step, value)
-                if len(points) > 2 * self._limit:
-                    points.thin(self._limit)
+                if len(points) > self._limit:
+                    points.thin(self._limit // 2)
         return row, step
 
-    def records(self, records: Sequence[dict[str, Any]]) -> None:
-        """Many records at once; those in a row with the same keys and plain numbers are taken column by column."""
-        if records and not self._take_alike(tuple(records[0]), records):
-            for keys, group in groupby(records, tuple):
-                alike = list(group)
-                if len(alike) < 8 or not self._take_alike(keys, alike):
-                    for record in alike:
-                        self.record(record)
+    def records(self, records: Sequence[dict[str, Any]], one: TakeOne | None = None) -> None:
+        """Many records at once; those in a row with the same keys and plain numbers are taken column by column.
 
-    def _take_alike(self, keys: tuple[str, ...], records: Sequence[dict[str, Any]]) -> bool:
+        The others, and those that say something in words, go one by one to ``one``, with their index.
+        """
+        if not records or self._take_alike(tuple(records[0]), records, words=one is not None):
+            return
+        done = 0
+        for _, group in groupby(records, _shape):
+            alike = list(group)
+            if len(alike) < 8 or not self._take_alike(tuple(alike[0]), alike, words=one is not None):
+                for index, record in enumerate(alike, done):
+                    self.record(record) if one is None else one(record, index)
+            done += len(alike)
+
+    def _take_alike(self, keys: tuple[str, ...], records: Sequence[dict[str, Any]], *, words: bool) -> bool:
         """Take records that all have these keys and an integer step; false, and nothing taken, if they have not."""
         plan = self._plan(keys)
         if plan.step is None or plan.mode or plan.limits or not self._counts_steps(plan.step):
             return False
-        columns = table(keys, records)
-        if columns is None or any(isinstance(c[0], dict) for c in columns.values()):
+        if any(isinstance(v, dict) for v in records[0].values()):
             return False
-        steps = ints(columns[plan.step])
-        epochs = floats(columns[plan.epoch]) if plan.epoch else None
-        if steps is None or (plan.epoch and (epochs is None or not (np.abs(epochs) < 2**53).all())):
+        if words and not WORDS.isdisjoint(keys) and set(map(_verdict, records)) != {"ok"}:
             return False
-        rows, steps = self.pacer.place_many(steps, epochs)
+        block = make_block(plan, keys, records)
+        if block is None:
+            return False
+        rows, steps = self.pacer.place_many(block.steps, block.epochs)
         self.records_seen += len(records)
-        if epochs is not None:
-            self.extend("epoch", rows, steps, epochs)
-        for key in plan.columns:
-            found = floats(columns[key]) if meaning(key).role != "time" else None
-            if found is not None:
-                self.extend(key, rows, steps, found)
-                continue
-            read = [read_value(key, v) for v in columns[key]]
-            there = np.array([v is not None for v in read])
-            if there.any():
-                self.extend(key, rows[there], steps[there], np.array([v for v in read if v is not None], np.float64))
+        if block.epochs is not None:
+            self.extend("epoch", rows, steps, block.epochs)
+        for name, values, there in block.columns:
+            if there is None:
+                self.extend(name, rows, steps, values)
+            elif len(values):
+                self.extend(name, rows[there], steps[there], values)
         return True
 
     def points(self, names: Sequence[str], which: Ints, steps: Ints, values: Floats, times: Floats) -> None:
@@ -133,10 +150,8 @@ class Collector:
             mine = which == index
             name, my_rows, my_steps = names[index], rows[mine], steps[mine]
             last_row, last_step = self._ends.get(name, (int(my_rows[0]), int(my_steps[0])))
-            before_rows, before = (
-                np.concatenate([[last_row], my_rows[:-1]]),
-                np.concatenate([[last_step], my_steps[:-1]]),
-            )
+            before_rows = np.concatenate([[last_row], my_rows[:-1]])
+            before = np.concatenate([[last_step], my_steps[:-1]])
             for i in np.flatnonzero(my_steps < before)[:1_000].tolist():
                 self.pacer.note_column(int(before_rows[i]), int(my_rows[i]), int(before[i]), int(my_steps[i]))
             self._ends[name] = int(my_rows[-1]), int(my_steps[-1])
@@ -147,8 +162,8 @@ class Collector:
         points = self._column(name)
         if points is not None:
             points.extend(rows, steps, values)
-            if len(points) > 2 * self._limit:
-                points.thin(self._limit)
+            if len(points) > self._limit:
+                points.thin(self._limit // 2)
 
     def give_role(self, name: str, role: Role) -> None:
         """Say what a column is, where its reader knows better than its name."""
@@ -159,9 +174,9 @@ class Collector:
         details: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Something that happened; it stands at the last step unless it names one."""
-        if step is not None and kind in ("nan", "exception") and self.pacer.unit in (None, "step"):
-            if step >= self.pacer.last:  # what is printed below such a line belongs to its step
-                self.pacer.place(step, None)
+        counted = self.pacer.unit in (None, "step") and kind in ("nan", "exception")
+        if counted and step is not None and step >= self.pacer.last:
+            self.pacer.place(step, None)  # what is printed below such a line belongs to its step
         first, last = self._events.setdefault((kind, name), ([], deque(maxlen=EVENTS)))
         row = self.pacer.next_row()
         known = self.pacer.last if self.pacer.unit is not None else None

@@ -3,10 +3,11 @@
 >>> from nanproof.logs.collect import Collector
 >>> log = Collector(source="train.log", format="text")
 >>> desk = Desk(log)
->>> desk.feed(b"iter 1: loss 2.5, lr 1e-3\\n{'loss': nan, 'grad_norm': 1.0}\\nLoss is nan, stopping training\\n"); desk.close()
+>>> desk.feed(b"iter 1: loss 2.5, lr 1e-3\\n{'loss': nan, 'grad_norm': 1.0}\\n")
+>>> desk.feed(b"Loss is nan, stopping training\\n"); desk.close()
 >>> series = log.series()
 >>> series.loss.values.tolist(), [e.kind for e in series.events]
-([2.5, nan], ['nan'])
+([2.5, nan, nan], ['nan'])
 
 JSON objects are taken many at a time. Anything else goes, piece by piece, to the bars, the dicts, the tables, the
 grammars, the messages and last to the reader of plain pairs. What nobody understands is passed over.
@@ -32,14 +33,24 @@ from .grammars.table import Tables
 from .lines import Lines, Numbered, clean
 from .messages import Found, find
 from .names import meaning
+from .series import EventKind
 from .traceback import Tracebacks
 
-_RANK = re.compile(rb"^(?:\[(?:default|rank)?\d{1,5}\]:? ?|\d{1,4}: |\([^)]{1,40}pid=\d+[^)]{0,40}\) ?)+")
-_CLOCK = re.compile(rb"(20\d\d)[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_RANK = re.compile(rb"^(?:\[(?:default|rank)?\d{1,5}\]:? ?|\([^)]{1,40}pid=\d+[^)]{0,40}\) ?)+")
+_CLOCK = re.compile(rb"(20\d\d)[-/](0[1-9]|1[0-2])[-/]([0-3]\d)[ T](\d\d):(\d\d):(\d\d)")
 _BARE = re.compile(rb"(?<=[:,\[\s])(-?(?:NaN|nan|Infinity|inf))(?=[\s,}\]])")
-_ONE_PAIR = re.compile(rb"\W{0,80}[A-Za-z_][\w ./()-]{0,80}\s{0,20}[:=]\s{0,20}" + numbers.NUMBER + rb"\W{0,40}")
+_ONE_PAIR = re.compile(
+    rb"\W{0,80}[A-Za-z_][\w ./()-]{0,80}\s{0,20}[:=]\s{0,20}" + numbers.NUMBER
+    + rb"(?:\s{0,9}\(" + numbers.NUMBER + rb"\))?\W{0,40}"
+)  # fmt: skip
+_JUDGED = re.compile(
+    rb"(?i)^(?:[^a-z]|info\b|debug\b){0,80}(?:test|validation|valid|val|eval|evaluation|dev)\b(?!\s*[/_]|\s+(?:loss|acc|ppl))"
+)
 _SETTINGS = re.compile(rb"Namespace\(|Arguments\(|Config\(|[Cc]onfig\b.{0,20}[:=]")
-_WORDS = (b'"event"', b'"verdict"', b'"message"', b'"msg"')
+_ACTIONS: dict[str, EventKind] = {
+    "resume": "resume", "skip": "skip", "rollback": "rollback", "restore": "rollback", "stop": "stop",
+}  # fmt: skip
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval"})
 
 
@@ -57,11 +68,25 @@ class Desk:
         self._tracebacks = Tracebacks(collector)
         self._waiting: Reading | None = None
         self._last: Grammar | None = None
+        self._names: dict[str, str] = {}
+        """Names as they were written first: "Loss is nan" belongs to the loss of the lines before."""
+        self._nothing: set[bytes] = set()
+        """Shapes of lines that say nothing; `_shape`."""
         self._block = False
         """Whether the line before was a record or its heading, so that lone pairs below belong to it."""
 
     def feed(self, data: bytes) -> None:
-        self._take(self._lines.feed(data))
+        block = self._lines.take(data)
+        # lines that are all JSON objects need not even be split
+        if block[:2] == b'{"' and block[-1:] == b"\n" and not self._words_only:
+            rows = _parse(block[:-1].replace(b"\n", b","))
+            if rows is not None:
+                self.release(None)
+                first = self._lines.number
+                self._lines.passed(len(rows))
+                self.collector.records(rows, lambda row, index: self._take_row(row, first + index))
+                return
+        self._take(self._lines.split(block))
 
     def settle(self) -> None:
         """Nothing more has come for now: place what was waiting for the next line."""
@@ -79,12 +104,13 @@ class Desk:
         """Place what a line says."""
         values = dict(reading.values)
         if reading.judged:
-            values = {f"eval/{name}": value for name, value in values.items()}
+            values = {n if meaning(n).role == "eval" else f"eval/{n}": value for n, value in values.items()}
         if (moment := _CLOCK.search(clock, 0, 120)) is not None:
             year, month, day, hour, minute, second = (int(g) for g in moment.groups())
             values["timestamp"] = float(calendar.timegm((year, month, day, hour, minute, second)))
-        if reading.last is not None and reading.last > 0 and not reading.judged:
-            self.collector.max_steps = reading.last
+        if reading.last is not None and reading.last > 0 and reading.epoch is None and not reading.judged:
+            self.collector.max_steps = reading.last  # beside an epoch it would be the length of the epoch
+        values = {self._names.setdefault(name.lower(), name): value for name, value in values.items()}
         counts = not reading.judged and any(meaning(name).role in ("loss", "component", "grad_norm") for name in values)
         epoch = reading.epoch if reading.epoch is not None else self.epoch
         self.collector.place(values, step=reading.step, epoch=epoch, counts=counts)
@@ -127,21 +153,12 @@ class Desk:
 
     def _take_json(self, lines: Sequence[Numbered]) -> None:
         self.release(None)
-        joined = b"[" + b",".join([line for _, line in lines]) + b"]"
-        if b"NaN" in joined or b"nfinity" in joined or b"nan" in joined:
-            joined = _BARE.sub(rb'"\1"', joined)  # orjson is strict; as strings they are understood as well
-        try:
-            rows = orjson.loads(joined)
-        except orjson.JSONDecodeError:
-            rows = []
-        if len(rows) != len(lines) or not all(isinstance(row, dict) for row in rows):
+        rows = _parse(b",".join([line for _, line in lines]))
+        if rows is None or len(rows) != len(lines):
             for number, line in lines:
                 self._take_one_json(line, number)
-        elif any(word in joined for word in _WORDS):
-            for (number, _), row in zip(lines, rows, strict=True):
-                self._take_row(row, number)
         else:
-            self.collector.records(rows)
+            self.collector.records(rows, lambda row, index: self._take_row(row, lines[index][0]))
 
     def _take_one_json(self, line: bytes, number: int) -> None:
         try:
@@ -157,27 +174,20 @@ class Desk:
     def _take_row(self, row: dict[str, Any], number: int) -> None:
         """A JSON object that may say something in words."""
         words = next((row[k] for k in ("message", "msg") if isinstance(row.get(k), str)), None)
-        if words is not None:
-            self._take_piece(words.encode("utf-8", "replace")[:LINE], number)
-            return
-        event = row.get("event")
-        if isinstance(event, str):
+        if isinstance(row.get("event"), str):
             text = ", ".join(f"{k} {v}" for k, v in row.items())
-            kind = {"resume": "resume", "rollback": "rollback", "stop": "stop", "restore": "rollback"}.get(
-                event, "warning"
-            )
-            self.collector.event(kind, text, name="", line=number)  # type: ignore[arg-type]
-            return
-        _, step = self.collector.record(row)
-        verdict, action = row.get("verdict", "ok"), row.get("action")
-        if verdict != "ok":
-            kind = {"skip": "skip", "rollback": "rollback", "restore": "rollback", "stop": "stop"}.get(
-                str(action), "warning"
-            )
-            self.collector.event(kind, f"{verdict}: {action}", name=str(verdict), step=step, line=number)  # type: ignore[arg-type]
+            self.collector.event(_ACTIONS.get(row["event"], "warning"), text, line=number)
+        elif words is not None and not any(meaning(key).role in _TELLING for key in row):
+            self._take_piece(words.encode("utf-8", "replace")[:LINE], number)
+        else:
+            _, step = self.collector.record(row)
+            verdict, action = row.get("verdict", "ok"), str(row.get("action"))
+            if verdict != "ok":
+                text = f"{verdict}: {action}"
+                self.collector.event(_ACTIONS.get(action, "warning"), text, name=str(verdict), step=step, line=number)
 
     def _take_piece(self, piece: bytes, number: int) -> None:
-        piece = _RANK.sub(b"", piece) if piece[:1] in b"[(0123456789" else piece
+        piece = _RANK.sub(b"", piece) if piece[:1] in b"[(" else piece
         if not piece.strip():
             return
         if self._tracebacks.take(piece, number):
@@ -188,19 +198,23 @@ class Desk:
             if (found := find(piece)) is not None:
                 self._take_message(found, piece, number)
             return
-        rest = self._bars.take(piece)
-        self.release(None) if rest.strip() or rest is piece else None
-        if not rest.strip():
+        shape = _shape(piece)
+        if shape in self._nothing:
+            self.release(None)
+            self._block = False
             return
-        if b"{" in rest and self._take_braces(rest):
+        rest = self._bars.take(piece)
+        if rest is piece or rest.strip():
+            self.release(None)
+        if not rest.strip() or (b"{" in rest and self._take_braces(rest)):
             return
         if self._tables.take(rest) or self._take_grammar(rest):
             return
         found = find(rest)
         if found is not None:
             self._take_message(found, rest, number)
-        else:
-            self._take_plain(rest)
+        elif not self._take_plain(rest) and rest is piece and shape and len(self._nothing) < 10_000:
+            self._nothing.add(shape)
 
     def _take_braces(self, piece: bytes) -> bool:
         readings = read_braces(piece)
@@ -212,37 +226,93 @@ class Desk:
 
     def _take_grammar(self, piece: bytes) -> bool:
         for grammar in (self._last, *GRAMMARS) if self._last else GRAMMARS:
-            if grammar.needle in piece and (reading := grammar.read(piece)) is not None:
+            if grammar.needle in piece and (reading := grammar.read(piece, self.epoch)) is not None:
                 self.emit(reading, piece)
                 self._last = grammar
                 return True
         return False
 
     def _take_message(self, found: Found, piece: bytes, number: int) -> None:
-        step = int(found.details["step"]) if "step" in found.details and len(found.details["step"]) < 18 else None
+        step = numbers.whole(found.details.get("step", ""))
+        if step is None:
+            step = self._bars.standing(self.collector.pacer.last)
         text = piece.strip().decode("utf-8", "replace")
         self.collector.event(found.kind, text, name=found.name, step=step, line=number, details=found.details)
         scale = numbers.parse(found.details.get("scale", "").encode())
         if scale is not None:
-            self.collector.place({"loss_scale": scale}, step=None, counts=False)
+            standing = self._bars.standing(self.collector.pacer.last)
+            self.collector.place({"loss_scale": scale}, step=standing, counts=False)
+        if (
+            found.kind in ("nan", "skip", "warning") and not self._words_only
+        ):  # "skipping batch 12: loss nan" is a record as well
+            reading = read_pairs(piece)
+            told = {n: v for n, v in reading.values.items() if meaning(n).role in ("loss", "component", "grad_norm")}
+            if told:
+                self.emit(reading._replace(values=told), piece)
         self._block = False
 
-    def _take_plain(self, piece: bytes) -> None:
-        """Pairs without a layout that is known: a record if a loss or a gradient norm is among them."""
+    def _take_plain(self, piece: bytes) -> bool:
+        """Pairs without a layout that is known: a record if a loss or a gradient norm is among them.
+
+        False if there is nothing in the line, whatever lines stand around it.
+        """
         reading = read_pairs(piece)
+        short = len(piece) < 120 and not piece.startswith(b"{")
         if not reading.values:
-            if reading.epoch is not None and reading.step is None and len(piece) < 120:
-                self.epoch, self._block = reading.epoch, True
-            elif reading.step is not None and len(piece) < 120:
+            if short and reading.step is not None:
                 self.emit(reading, piece)
+            elif short and reading.epoch is not None:
+                self.epoch, self._block = reading.epoch, True
             else:
                 self._block = False
-            return
-        telling = any(meaning(name).role in _TELLING for name in reading.values)
-        total = any(meaning(name).role in ("loss", "grad_norm") for name in reading.values)
-        placed = reading.step is not None or reading.epoch is not None
-        lone = self._block and _ONE_PAIR.fullmatch(piece) is not None
-        if lone or (telling and (placed or self._block or total) and not _SETTINGS.search(piece)):
-            self.emit(reading, piece)
-        elif not lone:
+            return short and (reading.step is not None or reading.epoch is not None)
+        roles = {meaning(name).role for name in reading.values}
+        telling = not _TELLING.isdisjoint(roles) and not _SETTINGS.search(piece)
+        alone = _ONE_PAIR.fullmatch(piece) is not None
+        placed = reading.step is not None or reading.epoch is not None or not roles.isdisjoint(("loss", "grad_norm"))
+        known = self._block or (alone and self.collector.pacer.unit is not None)
+        if (self._block and alone) or (telling and (placed or known)):
+            self.emit(reading._replace(judged=_JUDGED.match(piece) is not None), piece)
+        else:
             self._block = False
+        return alone or telling
+
+
+def _shape(piece: bytes) -> bytes:
+    """A line without its digits: lines of one shape are understood alike, or not at all. b"" where a table may go on.
+
+    >>> _shape(b"[03:14:15] worker 12 is up")
+    b'[0:0:0] worker 0 is up'
+    """
+    if piece.lstrip()[:1] in b"|0123456789":
+        return b""
+    shape = piece.translate(_DIGITS)
+    for _ in range(4):
+        shape = shape.replace(b"00", b"0")
+    return shape
+
+
+def _parse(objects: bytes) -> list[dict[str, Any]] | None:
+    """JSON objects with commas between; bare NaN and Infinity, which orjson refuses, become strings.
+
+    >>> _parse(b'{"loss": NaN},{"loss": 2}'), _parse(b"{'loss': 2}")
+    ([{'loss': 'NaN'}, {'loss': 2}], None)
+    """
+    for quote in (None, _quote_bare, _quote_any):
+        try:
+            rows = orjson.loads(b"[" + (quote(objects) if quote is not None else objects) + b"]")
+        except orjson.JSONDecodeError:
+            continue
+        return rows if set(map(type, rows)) == {dict} else None
+    return None
+
+
+def _quote_bare(objects: bytes) -> bytes:
+    """The words that Python's json writes, in quotes: quick, and wrong only within texts."""
+    for bare in (b"NaN", b"Infinity", b"-Infinity"):
+        objects = objects.replace(b":" + bare, b':"' + bare + b'"').replace(b": " + bare, b': "' + bare + b'"')
+    return objects
+
+
+def _quote_any(objects: bytes) -> bytes:
+    return _BARE.sub(rb'"\1"', objects)

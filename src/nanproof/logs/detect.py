@@ -36,7 +36,8 @@ class Stream(Protocol):
 def find_stream(head: bytes) -> tuple[str, Callable[[Collector], Stream]]:
     """The name of the format, and its decoder, for a file that begins so.
 
-    >>> [find_stream(head)[0] for head in (b'{"step": 1, "loss": 2.5}\\n', b"epoch,train_loss\\n", b"iter 1: loss 2", b"\\x7fELF\\0\\0")]
+    >>> heads = (b'{"step": 1, "loss": 2.5}\\n', b"epoch,train_loss\\n", b"iter 1: loss 2", b"\\x7fELF\\0\\0")
+    >>> [find_stream(head)[0] for head in heads]
     ['jsonl', 'csv', 'text', 'binary']
     """
     if head.startswith(_GZIP):
@@ -51,10 +52,11 @@ def find_stream(head: bytes) -> tuple[str, Callable[[Collector], Stream]]:
         return "trainer state", StateStream
     if is_binary(head):
         return "binary", Nothing
-    first = head.lstrip(b"\xef\xbb\xbf\r\n").split(b"\n", 1)[0]
+    lines = head.lstrip(b"\xef\xbb\xbf\r\n").split(b"\n", 2)
+    first, below = lines[0], lines[1] if len(lines) == 3 else b""  # the second line only when it is whole
     if first.startswith(b"{") and _is_json(first):
         return "jsonl", Desk
-    if read_header(first[:20_000]) is not None:
+    if read_header(first[:20_000], below[:20_000]) is not None:
         return "csv", SheetStream
     return "text", Desk
 

@@ -19,7 +19,13 @@ FILES, TEXTS = 50_000, 3_000
 """How many files are looked at, and of how many the text is read: a folder may be a whole disk."""
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "venv", "env", "dist-packages"})
 # What holds samples of logs or numbers without being a log, and what is large and certainly none.
-_OTHER = frozenset([".py", ".pyi", ".pyc", ".md", ".rst", ".ipynb", ".yaml", ".yml", ".toml", ".html", ".htm", ".js", ".ts", ".css", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".sh", ".rs", ".go", ".java", ".tex", ".cfg", ".ini", ".lock", ".xml", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".npy", ".npz", ".parquet", ".arrow", ".h5", ".hdf5", ".tar", ".zip", ".whl", ".so", ".a", ".o", ".mp4", ".wav", ".flac", ".onnx", ".distcp", ".model", ".vocab", ".patch", ".diff"])  # fmt: skip
+_OTHER = frozenset({
+    ".py", ".pyi", ".pyc", ".md", ".rst", ".ipynb", ".yaml", ".yml", ".toml", ".html", ".htm", ".js", ".ts", ".css",
+    ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".sh", ".rs", ".go", ".java", ".tex", ".cfg", ".ini", ".lock", ".xml",
+    ".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf",
+    ".pkl", ".npy", ".npz", ".parquet", ".arrow", ".h5", ".hdf5", ".tar", ".zip", ".whl", ".so", ".a", ".o", ".mp4",
+    ".wav", ".flac", ".onnx", ".distcp", ".model", ".vocab", ".patch", ".diff",
+})  # fmt: skip
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval", "loss_scale"})
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 

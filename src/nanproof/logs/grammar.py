@@ -1,6 +1,7 @@
-"""What a grammar of log lines is: a pattern for what is special about them; pairs of names and numbers are the same everywhere.
+"""What a grammar of log lines is: a pattern for what is special about them. Pairs of names and numbers are everywhere.
 
->>> nano = Grammar(name="nanoGPT", needle=b"iter", line=rb"iter (?P<step>\\d+)[:,](?P<rest>.*)", sample="iter 7: loss nan, lr 1e-3")
+>>> sample = "iter 7: loss nan, lr 1e-3"
+>>> nano = Grammar(name="nanoGPT", needle=b"iter", line=r"iter <step>[:,]<rest>", sample=sample)
 >>> nano.read(b"iter 7: loss nan, lr 1e-3")
 Reading(values={'loss': nan, 'lr': 0.001}, step=7, last=None, epoch=None, judged=False)
 """
@@ -8,9 +9,9 @@ Reading(values={'loss': nan, 'lr': 0.001}, step=7, last=None, epoch=None, judged
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from . import numbers
 from .names import EPOCH_KEYS, LAST_STEP_KEYS, STEP_KEYS
@@ -19,7 +20,9 @@ from .plan import wanted
 # A name is made of up to six words, none of which is itself a number word (but "nan iterations" are words); then ":" or
 # "=" or only space; then, perhaps behind tensor( or a bracket or a quote, the number with its unit, and perhaps
 # "/ 10000": how many there are.
-_WORD = rb"(?!(?i:nan|inf|infinity)\b(?! (?i:iter|step|batch|count|grad)))[A-Za-z_]\w*+(?:[./@-]\w++)*+"
+_WORD = (
+    rb"(?!(?i:nan|inf|infinity)\b(?! (?i:iter|step|batch|count|grad))|tensor\(|array\()[A-Za-z_]\w*+(?:[./@-]\w++)*+"
+)
 _PAIR = re.compile(
     rb"(?<![\w./@-])(?P<key>" + _WORD + rb"(?: " + _WORD + rb"){0,5}+(?: ?\([A-Za-z/.]{1,12}\))?)['\"]?"
     rb"(?:\s{0,20}[:=]\s{0,20}|\s{1,20})(?:tensor\(|array\(|np\.float\d+\()?[\[({'\"]{0,3}\s{0,9}"
@@ -43,12 +46,30 @@ class Reading(NamedTuple):
     """Whether these are values of a validation."""
 
 
-def pairs(text: bytes) -> Iterator[tuple[str, float, int | None]]:
-    """Names, numbers, and the total where one follows: ``iter: 140 / 10000, total loss: nan``."""
-    for match in _PAIR.finditer(text, 0, LINE):
-        last = match["last"]
-        key = match["key"].decode("ascii", "replace")
-        yield key, numbers.value(match["value"]), int(last) if last is not None else None
+class Key(NamedTuple):
+    """What a name before a number is: a counter of steps (the lower its rank, the better), an epoch, a value …"""
+
+    kind: Literal["step", "epoch", "last", "value", "none"]
+    name: str
+    rank: int = 0
+
+
+@lru_cache(maxsize=8192)
+def _key(text: bytes) -> Key:
+    words = text.decode("ascii", "replace").split(" ")
+    while len(words) > 1 and words[-1].lower() in ("is", "was", "became", "of", "to"):  # "Loss is nan"
+        words.pop()
+    name, words = " ".join(words), [word.lower() for word in words]
+    # "Learning iteration 12", "Train Epoch: 3": words that may stand before a counter
+    counted = len(words) > 1 and words[-1] in _COUNTERS and _BEFORE_COUNTERS.issuperset(words[:-1])
+    plain = words[-1] if counted else "_".join(words)
+    if plain in STEP_KEYS:
+        return Key("step", name, STEP_KEYS.index(plain))
+    if plain in EPOCH_KEYS:
+        return Key("epoch", name)
+    if plain in LAST_STEP_KEYS:
+        return Key("last", name)
+    return Key("value" if wanted(name) else "none", name)
 
 
 def read_pairs(text: bytes) -> Reading:
@@ -57,45 +78,40 @@ def read_pairs(text: bytes) -> Reading:
     >>> read_pairs(b"Train Epoch: 3, iter: 140 / 10000, total loss: nan")
     Reading(values={'total loss': nan}, step=140, last=10000, epoch=3.0, judged=False)
     """
-    step = last = epoch = None
-    rank = len(STEP_KEYS)
+    step = last = limit = epoch = None
+    best = len(STEP_KEYS)
     values: dict[str, float] = {}
-    for key, value, total in pairs(text):
-        name = _counter(key)
-        if name in STEP_KEYS:
-            if STEP_KEYS.index(name) < rank and (whole := numbers.whole(value)) is not None:
-                step, last, rank = whole, total if total is not None else last, STEP_KEYS.index(name)
-        elif name in EPOCH_KEYS:
+    for match in _PAIR.finditer(text, 0, LINE):
+        key, number, total = match.groups()
+        kind, name, rank = _key(key)
+        value = numbers.value(number)
+        if kind == "value":
+            values.setdefault(name, value)
+        elif kind == "step":
+            if rank < best and (whole := numbers.whole(value)) is not None:
+                step, last, best = whole, None if total is None else int(total), rank
+        elif kind == "epoch":
             epoch = value if epoch is None else epoch
-        elif name in LAST_STEP_KEYS:
-            last = numbers.whole(value)
-        elif wanted(key) and key not in values:
-            values[key] = value
-    return Reading(values, step, last, epoch)
-
-
-def _counter(key: str) -> str:
-    """What a key counts, without the words that may stand before a counter: "Learning iteration", "Train Epoch"."""
-    words = key.lower().split(" ")
-    if len(words) > 1 and words[-1] in _COUNTERS and _BEFORE_COUNTERS.issuperset(words[:-1]):
-        return words[-1]
-    return "_".join(words)
+        elif kind == "last":
+            limit = numbers.whole(value)
+    return Reading(values, step, last if limit is None else limit, epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
     """One layout of log lines.
 
-    The pattern may name the groups ``step``, ``last`` (how many steps there are), ``epoch``, ``inside`` and ``length``
-    (the place within an epoch and how many there are), ``rest`` (where the pairs are; the whole line without it).
+    A pattern is a regular expression with places: ``<step>``, ``<last>`` (how many steps there are), ``<epoch>``,
+    ``<inside>`` and ``<length>`` (the place within an epoch, and how many there are), ``<rest>`` (where the pairs are;
+    they are looked for in the whole line without it).
     """
 
     name: str
     needle: bytes
     """A line without these bytes is not looked at."""
-    line: bytes
+    line: str
     sample: str
-    judged: bytes = rb"(?!)"
+    judged: str = r"(?!)"
     """What marks a line as one of validation."""
     epochs_from: int = 0
     """The number of the first epoch, for layouts that count steps within an epoch."""
@@ -103,26 +119,29 @@ class Grammar:
     _judged: re.Pattern[bytes] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_line", re.compile(self.line))
-        object.__setattr__(self, "_judged", re.compile(self.judged))
+        pattern = re.sub(r"<(step|last|epoch|inside|length)>", r"(?P<\1>\\d[\\d,]{0,17})", self.line)
+        object.__setattr__(self, "_line", re.compile(pattern.replace("<rest>", "(?P<rest>.*)").encode()))
+        object.__setattr__(self, "_judged", re.compile(self.judged.encode()))
 
-    def read(self, line: bytes) -> Reading | None:
-        """What the line says, or None if it is not of this layout."""
+    def read(self, line: bytes, heading: float | None = None) -> Reading | None:
+        """What the line says, or None if it is not of this layout; the epoch may stand in a heading above."""
         match = self._line.search(line, 0, LINE)
         if match is None:
             return None
         groups = match.groupdict()
         found = read_pairs(groups.get("rest") or (b"" if "rest" in groups else line))
-        step, last, epoch = _whole(groups.get("step")), _whole(groups.get("last")), _whole(groups.get("epoch"))
+        judged = self._judged.search(line, 0, LINE) is not None
+        step, last = _whole(groups.get("step")), _whole(groups.get("last"))
+        number = _whole(groups.get("epoch"))
+        epoch = found.epoch if number is None else float(number)
         inside, length = _whole(groups.get("inside")), _whole(groups.get("length"))
-        if step is None and inside is not None:
-            step = inside
-            if length and epoch is not None:  # the epochs before it are known to be this long
-                step += max(0, epoch - self.epochs_from) * length
+        if step is None and inside is not None and not judged:  # how far a validation is says nothing about steps
+            known = epoch if epoch is not None else heading
+            # the epochs before are known to be as long
+            step = inside + (max(0, int(known) - self.epochs_from) * length if length and known is not None else 0)
         return Reading(
-            found.values, found.step if step is None else step, found.last if last is None else last,
-            found.epoch if epoch is None else float(epoch), self._judged.search(line, 0, LINE) is not None,
-        )  # fmt: skip
+            found.values, found.step if step is None else step, found.last if last is None else last, epoch, judged
+        )
 
 
 def _whole(text: bytes | None) -> int | None:

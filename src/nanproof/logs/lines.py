@@ -36,6 +36,10 @@ class Lines:
 
     def feed(self, data: bytes) -> list[Numbered]:
         """The lines that are whole now, with their numbers; empty ones are left out."""
+        return self.split(self.take(data))
+
+    def take(self, data: bytes) -> bytes:
+        """The bytes up to the end of the last line that is whole; `split` them, or count them with `passed`."""
         if not self._begun:
             data = self._begin(self._tail + data)
         if self._decoder is not None:
@@ -43,29 +47,30 @@ class Lines:
         if self._skipping:
             data = self._skip(data)
         data = self._tail + data if self._tail else data
-        plain = b"\r" not in data and b"\b" not in data
-        end = data.rfind(b"\n") if plain else max(data.rfind(b"\n"), data.rfind(b"\r"), data.rfind(b"\b"))
-        rest = data[end + 1 :]
-        found = self._split(data[: end + 1], plain)
-        if len(rest) > LONGEST:
+        end = max(data.rfind(b"\n"), data.rfind(b"\r"), data.rfind(b"\b"))
+        block, self._tail = data[: end + 1], data[end + 1 :]
+        if len(self._tail) > LONGEST:
             self.cut += 1
-            found.append((self.number, rest[:LONGEST]))
-            rest, self._skipping = b"", True
-        self._tail = rest
-        return found
+            self._skipping = True
+            block, self._tail = block + self._tail[:LONGEST] + b"\r", b""
+        return block
+
+    def passed(self, count: int) -> None:
+        """Lines that were read without being split."""
+        self.number += count
 
     def rest(self) -> list[Numbered]:
         """The last line, if the file ends without a newline."""
         tail, self._tail = self._tail, b""
-        return [(self.number, tail)] if tail.strip() else []
+        return self.split(tail)
 
-    def _split(self, block: bytes, plain: bool) -> list[Numbered]:
+    def split(self, block: bytes) -> list[Numbered]:
+        """The lines of a block."""
         number = self.number
-        if plain:
+        if b"\r" not in block and b"\b" not in block:
             pieces = block.split(b"\n")
-            found = [(number + i, line) for i, line in enumerate(pieces) if line]
             self.number += len(pieces) - 1
-            return found
+            return [(number + i, line) for i, line in enumerate(pieces) if line]
         found = []
         for line in block.split(b"\n"):
             found += [(number, piece) for piece in line.translate(_ENDS).split(b"\n") if piece]

@@ -55,12 +55,13 @@ _TOTAL = (
 )  # fmt: skip
 _GRAD = re.compile(
     r"(?:(?:total )?(?:grads?|gradients?)(?: total)?(?: l2)? ?norms?|gnorm|norm|total norm|gradnorm)"
-    r"(?: (?:before|after|pre|post|un)? ?clip(?:ped|ping)?)?"
+    r"(?: (?:before|after|pre|post|un)? ?clip(?:ped|ping)?)?(?: \d+)?"
 )
 _LR = re.compile(
-    r"(?:lrs?|learning rates?|learningrate)(?: (?!decay|sched|scale|mult|min|max|end|warm|layer).*)?|pg\d+"
+    r"(?:optim\d* )?(?:lrs?\d*|learning rates?|learningrate)"
+    r"(?: (?!decay|sched|scale|mult|min|max|end|warm|layer).*)?|pg\d+"
 )
-_SCALE = re.compile(r"(?:amp |fp16 |grad |scaler )*(?:(?:loss|grad) ?scaler?|scale)(?: scale)?|scaler")
+_SCALE = re.compile(r"(?:(?:amp|fp16|grad|loss|dynamic) ?)*scaler?(?: scale)?(?: \d+)?")
 _TIMES = r"(?: (?:iterations?|iters?|steps?|batches|updates?|count))"
 _SKIPPED = re.compile(rf"(?:number |num |n )?(?:skipped|skips|overflows?){_TIMES}?")
 _NAN_COUNT = re.compile(rf"(?:number |num |n )?(?:nans?|nonfinite|non finite){_TIMES}")
@@ -112,7 +113,8 @@ def _role(words: list[str], judged: bool) -> Meaning:
         return Meaning("grad_norm", 10 * any(w.startswith("clip") for w in words))
     if not kept or kept[-1] in _NOT_A_LOSS or kept[0] in _RECORDS:
         return Meaning("other")
-    if text in _TOTAL:  # of equals, the plainest: "loss" before "train/loss" before "train_loss_epoch"
+    if text in _TOTAL and words != ["batch", "cost"]:  # which is a time, in Paddle
+        # of equals, the plainest: "loss" before "train/loss" before "train_loss_epoch"
         rank = _TOTAL.index(text) * 20 + 10 * ("epoch" in words) + 5 * (not _AVERAGED.isdisjoint(words))
         return Meaning("eval" if judged else "loss", rank)
     if any(w.endswith("loss") or w in _LOSS_WORDS for w in kept) or (kept[0] == "l" and len(kept) > 1):

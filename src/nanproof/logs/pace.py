@@ -57,12 +57,11 @@ class Pacer:
                 return row, self.last
         elif self.unit != "step":
             self.unit, self._raw = "step", None
-        if self._raw is not None and step < self._raw:
-            if self.unit == "step" and _next_epoch(self._epoch, epoch):
-                self._offset = self.last
-            else:
-                self._offset = 0
-                self.note(row, self.last, step)
+        if self._raw is not None and step <= self._raw and self.unit == "step" and _next_epoch(self._epoch, epoch):
+            self._offset = self.last
+        elif self._raw is not None and step < self._raw:
+            self._offset = 0
+            self.note(row, self.last, step)
         self._raw = step
         self._epoch = epoch if epoch is not None else self._epoch
         self.last = step + self._offset

@@ -10,16 +10,15 @@ from __future__ import annotations
 import datetime
 from array import array
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import numbers
 from .names import EPOCH_KEYS, IGNORED, LAST_STEP_KEYS, LOGGING_KEYS, MODE_KEYS, STEP_KEYS, meaning, pick
 from .series import Floats, Ints
-
-Table = Mapping[str, tuple[Any, ...]]
 
 
 class Plan(NamedTuple):
@@ -50,7 +49,9 @@ def make_plan(keys: tuple[str, ...]) -> Plan:
 def wanted(key: str) -> bool:
     """Whether a key can be a column; names that start with an underline are the tools' own affairs."""
     plain = key.strip().lower()
-    return bool(plain) and plain not in IGNORED and (plain[0] != "_" or plain == "_timestamp") and len(plain) <= 200
+    if not plain or len(plain) > 200 or plain in IGNORED or plain.endswith((".py", ".cpp", ".cc", ".c")):
+        return False
+    return plain[0] != "_" or plain == "_timestamp"
 
 
 def flatten(record: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
@@ -91,27 +92,40 @@ def read_value(key: str, value: object) -> float | None:
     return number / 1000 if number is not None and number > 1e11 else number  # milliseconds
 
 
-def table(keys: tuple[str, ...], records: Sequence[dict[str, Any]]) -> Table | None:
-    """The records column by column, or None if one of them has other keys."""
-    if len(keys) < 2 or set(map(len, records)) != {len(keys)}:
+class Block(NamedTuple):
+    """Many records with the same keys, column by column."""
+
+    steps: Ints
+    epochs: Floats | None
+    columns: tuple[tuple[str, Floats, NDArray[np.bool_] | None], ...]
+    """Name and numbers, and where they belong if some records have none."""
+
+
+def make_block(plan: Plan, keys: tuple[str, ...], records: Sequence[dict[str, Any]]) -> Block | None:
+    """The records column by column; None if they do not all have these keys, an integer step, a plain epoch."""
+    if set(map(len, records)) != {len(keys)}:
         return None
+    steps, epochs, columns = None, None, []
     try:
-        return dict(zip(keys, zip(*map(itemgetter(*keys), records), strict=True), strict=True))
-    except KeyError:
+        for key in keys:
+            values = [record[key] for record in records]  # one with another key, being as long, lacks one of these
+            if key == plan.step:
+                steps = np.frombuffer(array("q", values), np.int64)
+            elif key == plan.epoch:
+                epochs = np.frombuffer(array("d", values), np.float64)
+            elif key in plan.columns:
+                columns.append(_column(key, values))
+    except (KeyError, TypeError, OverflowError):
         return None
-
-
-def ints(values: tuple[Any, ...]) -> Ints | None:
-    """An array, if all are integers of 64 bits."""
-    try:
-        return np.frombuffer(array("q", values), np.int64)
-    except (TypeError, OverflowError):
+    if steps is None or (epochs is not None and not (np.abs(epochs) < 2**53).all()):
         return None
+    return Block(steps, epochs, tuple(columns))
 
 
-def floats(values: tuple[Any, ...]) -> Floats | None:
-    """An array, if all are numbers."""
-    try:
-        return np.frombuffer(array("d", values), np.float64)
-    except (TypeError, OverflowError):
-        return None
+def _column(key: str, values: list[Any]) -> tuple[str, Floats, NDArray[np.bool_] | None]:
+    if meaning(key).role != "time":
+        with suppress(TypeError, OverflowError):
+            return key, np.frombuffer(array("d", values), np.float64), None
+    read = [read_value(key, v) for v in values]
+    there = np.array([v is not None for v in read])
+    return key, np.array([v for v in read if v is not None], np.float64), there

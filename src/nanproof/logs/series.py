@@ -108,7 +108,7 @@ class Series:
         found = [c for c in self.columns.values() if c.role == role]
         most = max((c.total for c in found), default=0)
         # a total that is printed once at the end does not speak for the run
-        return tuple(sorted(found, key=lambda c: (10 * c.total < most, meaning(c.name).rank, -c.total)))
+        return tuple(sorted(found, key=lambda c: (4 * c.total < most, meaning(c.name).rank, -c.total)))
 
     @property
     def loss(self) -> Column | None:

@@ -61,7 +61,8 @@ class FileSource:
         if self._stream is None:
             self._head += data
             # a few bytes do not tell what a file is; a line does
-            if self._given is None and len(self._head) < 4_096 and b"\n" not in self._head:
+            line = b"\n" in self._head or b"\r" in self._head.lstrip()
+            if self._given is None and len(self._head) < 4_096 and not line:
                 return
             data, self._head = self._head, b""
             self._start(data)
@@ -160,7 +161,9 @@ def event_files(folder: Path) -> list[Path]:
 
 
 def head_of(path: Path, size: int = HEAD) -> bytes:
-    """The first bytes of a file; none if it cannot be read."""
+    """The first bytes of a file; none if it cannot be read, or is a pipe that would hold us up."""
+    if not path.is_file():
+        return b""
     try:
         with path.open("rb") as file:
             return file.read(size)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-CHUNK = 1 << 20
+CHUNK = 1 << 17
+"""Small enough that what becomes of a chunk stays in the caches of the processor."""
 _MARK = 64
 
 
@@ -28,7 +29,7 @@ class Tail:
         self._mark = b""
 
     def chunks(self) -> Iterator[bytes | None]:
-        """The bytes that are new, in pieces of at most a megabyte; None where the file begins anew."""
+        """The bytes that are new, piece by piece; None where the file begins anew."""
         if self._fd is None and not self._open():
             return
         if self._was_cut():

@@ -7,7 +7,6 @@ import re
 from .collect import Collector
 from .messages import find
 
-_BEGIN = re.compile(rb"Traceback \(most recent call last\):")
 _FRAME = re.compile(rb'^\s*File "(?P<file>[^"]{1,300})", line (?P<line>\d{1,9}), in (?P<name>.{1,100})')
 _ERROR = re.compile(
     rb"^(?:[\w.]{1,80}\.)?(?P<kind>[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Fault)|Exception)(?::|$| )"
@@ -29,20 +28,12 @@ class Tracebacks:
 
     def take(self, line: bytes, number: int) -> bool:
         """Whether the line belongs to a traceback or ends a program by itself."""
-        if _BEGIN.search(line, 0, 200):
+        if b"Traceback (most recent" in line[:200]:
             self._open, self._place = 1, ""
             return True
-        error = _ERROR.match(line.lstrip(), 0, 300) if not self._open else _ANY.match(line, 0, 300)
+        error = _ANY.match(line, 0, 300) if self._open else _ERROR.match(line.lstrip(), 0, 300)
         if error is not None:
-            found = find(line)
-            details = {"error": error["kind"].decode(), **({"where": self._place} if self._place else {})}
-            text = line.strip().decode("utf-8", "replace")
-            step = found.details.get("step") if found else None
-            self._collector.event(
-                "exception", text, name=found.name if found else "", line=number, details=details | (found.details if found else {}),
-                step=int(step) if step else None,
-            )  # fmt: skip
-            self._open = 0
+            self._end(error["kind"].decode(), line, number)
             return True
         if not self._open:
             return False
@@ -54,3 +45,12 @@ class Tracebacks:
             self._open = 0
             return False
         return True
+
+    def _end(self, error: str, line: bytes, number: int) -> None:
+        found = find(line)
+        name, details = (found.name, found.details) if found is not None else ("", {})
+        details = {"error": error, **({"where": self._place} if self._place else {}), **details}
+        text, step = line.strip().decode("utf-8", "replace"), details.get("step", "")
+        whole = int(step) if step.isdigit() and len(step) < 18 else None
+        self._collector.event("exception", text, name=name, line=number, details=details, step=whole)
+        self._open, self._place = 0, ""

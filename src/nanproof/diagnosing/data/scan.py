@@ -118,8 +118,9 @@ class _Report:
             kinds = ", ".join(f"{n:,} {word}" for n, word in ((tally.nan, "NaN"), (tally.inf, "Inf")) if n)
             words = f"{kinds} of {tally.numbers:,} values, first in row {tally.first_bad:,}"
             self._add("nonfinite", name, column, words, row=tally.first_bad, count=tally.bad)
-        if finite and tally.numbers > 1 and tally.low == tally.high:
-            self._add("constant", name, column, f"all {tally.numbers:,} values are {tally.low:g}")
+        count = tally.numbers - tally.bad
+        if count > 1 and tally.low == tally.high:
+            self._add("constant", name, column, f"all {count:,} finite values are {tally.low:g}")
         largest = max(abs(tally.low), abs(tally.high)) if finite else 0.0
         if largest > LARGEST_HALF and not self._is_counter(column):
             self._add("out-of-range", name, column, f"values up to {largest:.4g}: infinite in fp16 (above 65504)")

@@ -11,6 +11,7 @@ from ..grammar import Grammar
 from . import (
     deepspeed,
     detectron,
+    espnet,
     examples,
     fairseq,
     keras,
@@ -26,5 +27,5 @@ from . import (
 GRAMMARS: tuple[Grammar, ...] = (
     *megatron.GRAMMARS, *deepspeed.GRAMMARS, *fairseq.GRAMMARS, *nanogpt.GRAMMARS, *openmmlab.GRAMMARS,
     *detectron.GRAMMARS, *timm.GRAMMARS, *lightning.GRAMMARS, *keras.GRAMMARS, *olmo.GRAMMARS, *restoration.GRAMMARS,
-    *examples.GRAMMARS,
+    *espnet.GRAMMARS, *examples.GRAMMARS,
 )  # fmt: skip

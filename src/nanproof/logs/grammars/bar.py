@@ -48,6 +48,11 @@ class Bars:
             self._at, self._length = self._before
         return self._at
 
+    def standing(self, last: int) -> int | None:
+        """Where the bar of training stands, if it is further than the last record."""
+        at = self._at if self._at is not None else self._before[0] if self._before is not None else 0
+        return at if at > last else None
+
     def take(self, piece: bytes) -> bytes:
         """What is left of a piece when its bars are taken out; the piece itself if it has none."""
         if b"%|" not in piece and b"it [" not in piece:

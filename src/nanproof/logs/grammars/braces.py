@@ -1,4 +1,4 @@
-"""Python dicts and JSON objects within a line: the HF Trainer and all that builds on it, TRL, fairseq, swift, detectron2.
+"""Python dicts and JSON objects within a line: the HF Trainer and all that builds on it, fairseq, detectron2.
 
     {'loss': 61.22, 'grad_norm': nan, 'learning_rate': 4.7e-05, 'epoch': 0.05}
     {'loss': '1.813', 'grad_norm': 'nan', 'epoch': '0.04'}{'loss': '1.799', …}

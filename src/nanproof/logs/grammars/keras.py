@@ -8,8 +8,8 @@ GRAMMARS = (
     Grammar(
         name="keras",
         needle=b"/",
-        line=rb"^\s{0,20}(?P<inside>\d{1,15})/(?P<length>\d{1,15}|Unknown) (?:\[[=>.]{1,80}\]|[^\x00-\x7f][^-]{0,400}?)(?P<rest> .*)",
+        line=r"^\s*<inside>/(?:<length>|Unknown) (?:\[[=>.]{1,80}\]|[^\x00-\x7f][^-]{0,400}?)(?= )<rest>",
         epochs_from=1,
-        sample="24992/48000 [==============>...............] - ETA: 3:04 - loss: nan - vae_r_loss: nan - vae_kl_loss: nan",
+        sample="24992/48000 [==============>...............] - ETA: 3:04 - loss: nan - vae_r_loss: nan",
     ),
 )

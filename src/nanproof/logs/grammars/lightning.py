@@ -8,7 +8,7 @@ GRAMMARS = (
     Grammar(
         name="lightning-rich",
         needle=b"Epoch ",
-        line=rb"\bEpoch (?P<epoch>\d{1,9})(?:/-?\d{1,9})?\s{1,9}[^\x00-\x7f][^\[\]]{0,600}?\s(?P<inside>\d{1,15})/(?P<length>\d{1,15}) {1,9}\d+:\d\d:\d\d (?P<rest>.*)",
+        line=r"\bEpoch <epoch>(?:/-?\d+)?\s+[^\x00-\x7f][^\[\]]{0,600}?\s<inside>/<length> +\d+:\d\d:\d\d <rest>",
         sample="Epoch 2/9  ━━━━━━━━━━╸━━━━━━━ 123/300 0:00:21 • 0:00:30 5.81it/s v_num: 7.000 train_loss: nan",
     ),
 )

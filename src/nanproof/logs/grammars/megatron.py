@@ -11,14 +11,15 @@ GRAMMARS = (
     Grammar(
         name="megatron",
         needle=b"iteration",
-        line=rb"\biteration\s{1,20}(?P<step>\d{1,18})\s{0,20}/\s{0,20}(?P<last>\d{1,18})\s{0,9}\|",
-        sample=" iteration  7010/ 159576 | learning rate: 6.000E-05 | lm loss: 1.1420E+01 | loss scale: 2048.0 | grad norm: nan |",
+        line=r"\biteration\s+<step>\s*/\s*<last>\s*\|",
+        sample=" iteration  7010/ 159576 | learning rate: 6.000E-05 | lm loss: 1.1420E+01 | loss scale: 2048.0 "
+        "| grad norm: nan | number of skipped iterations:   1 | number of nan iterations:   0 |",
     ),
     Grammar(
         name="megatron-validation",
         needle=b"iteration",
-        line=rb"(?:validation|test|valid)\b[^|]{0,60}\bat iteration (?P<step>\d{1,18})[^|]{0,40}\|(?P<rest>.*)",
-        judged=rb"",
-        sample=" validation loss at iteration 1000 | lm loss value: 2.345678E+00 | lm loss PPL: 1.044E+01 |",
+        line=r"(?:validation|valid|test)\b[^|]{0,60}\bat iteration <step>[^|]{0,60}\|<rest>",
+        judged="",
+        sample=" validation loss at iteration 1000 | lm loss value: nan | lm loss PPL: 1.044E+01 |",
     ),
 )

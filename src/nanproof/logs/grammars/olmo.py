@@ -8,7 +8,7 @@ GRAMMARS = (
     Grammar(
         name="olmo",
         needle=b"[step=",
-        line=rb"\[step=(?P<step>\d{1,18})(?:/(?P<last>\d{1,18}))?(?:,epoch=(?P<epoch>\d{1,9})[^\]]{0,20})?\](?P<rest>.*)",
+        line=r"\[step=<step>(?:/<last>)?(?:,epoch=<epoch>[^\]]{0,20})?\]<rest>",
         sample="[step=1200/739328] train/CrossEntropyLoss=nan  train/Perplexity=30.33  optim/total_grad_norm=0.81",
     ),
 )

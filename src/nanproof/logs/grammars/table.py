@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _GAPS = re.compile(rb"\s*\|\s*|\t+\s*|\s{2,}")
 _RULE = re.compile(rb"(?:[\s|+:=-]|\xe2[\x94\x95][\x80-\xbf]){3,}")  # also lines drawn with box characters
-_NAME = re.compile(rb"[A-Za-z#][\w #%./@()-]{0,39}")
+_HEADING = re.compile(rb"(?i)loss|mem")  # no heading that matters is without
+_NAME = re.compile(rb"(?!.* \d)[A-Za-z#][\w #%./@()-]{0,39}")
 _HEADS = frozenset({"loss", "component", "eval"})
 _SHORT = ("box", "obj", "cls", "dfl", "seg", "pose", "kobj")
 _SIZE = re.compile(rb"\d[\d.]*[kKMGT]i?B?")
@@ -39,24 +40,20 @@ class Tables:
 
     def take(self, piece: bytes) -> bool:
         """Whether a line belongs to a table."""
-        if b"  " not in piece and b"|" not in piece and b"\t" not in piece:
-            return bool(self._below) and self._end()
-        if _RULE.fullmatch(piece):
+        text = piece.strip()
+        first = text[:1]
+        if first in b"|+-=\xe2" and _RULE.fullmatch(text):
             self._end()
             return True
-        cells = _GAPS.split(piece.strip(b" |\t"))
-        if b"|" in piece and len(cells) <= 2 and piece.lstrip().startswith(b"|"):
-            return self._take_down([c.strip() for c in cells])
-        if self._below:
-            self._end()
-        if self._is_heading(cells):
-            names = [c.decode("utf-8", "replace") for c in cells]
-            memory = any(
-                "mem" in n.lower() for n in names
-            )  # the short names of YOLOv5 mean losses in its own table only
-            self._heads = [f"{n}_loss" if memory and n.lower() in _SHORT else n for n in names]
+        cells = _GAPS.split(text.strip(b"| \t")) if first == b"|" else []
+        if len(cells) in (1, 2):
+            return self._take_down(cells)
+        self._end()
+        if self._heads and (first.isdigit() or first == b"|") and self.take_row(text):
             return True
-        return self.take_row(piece)
+        if b":" in text or b"=" in text or _HEADING.search(text) is None:
+            return False
+        return self._take_heading(cells or _GAPS.split(text))
 
     def take_row(self, piece: bytes, inside: int | None = None, length: int | None = None) -> bool:
         """Whether a line is a row below the heading; a bar behind it tells how far within the epoch it stands."""
@@ -85,13 +82,17 @@ class Tables:
     def close(self) -> None:
         self._end()
 
-    def _is_heading(self, cells: list[bytes]) -> bool:
+    def _take_heading(self, cells: list[bytes]) -> bool:
         if len(cells) < 2 or not all(_NAME.fullmatch(c) for c in cells):
             return False
         names = [c.decode() for c in cells]
         counted = pick(names, (*STEP_KEYS, *EPOCH_KEYS, "#", "e")) is not None
-        telling = any(meaning(n).role in _HEADS for n in names) or any("gpu_mem" in n.lower() for n in names)
-        return counted and telling
+        yolo = any("gpu_mem" in n.lower() for n in names)
+        if not counted or not (yolo or any(meaning(n).role in _HEADS for n in names)):
+            return False
+        # the short names of YOLOv5 mean losses in its own table only
+        self._heads = [f"{n}_loss" if yolo and n.lower() in _SHORT else n for n in names]
+        return True
 
     def _take_down(self, cells: list[bytes]) -> bool:
         """``| loss | nan |``, below a heading of its section; the rows together are one record."""
@@ -108,13 +109,12 @@ class Tables:
             self._below[self._section + name.decode()] = number
         return True
 
-    def _end(self) -> bool:
+    def _end(self) -> None:
         below, self._below, self._section = self._below, {}, ""
         if below:
             key = pick(below, STEP_KEYS) or next((k for k in below if k.endswith("total_timesteps")), None)
             step = numbers.whole(below.pop(key)) if key else None
             self._desk.emit(Reading({k: v for k, v in below.items() if wanted(k)}, step))
-        return False
 
 
 def _is_cell(cell: bytes) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -47,7 +47,7 @@ def columns_of(connection: sqlite3.Connection, table: str) -> frozenset[str]:
     return frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{table}")'))
 
 
-def choose(runs: Mapping[str, str], wanted: str | None) -> str | None:
+def choose(runs: dict[str, str], wanted: str | None) -> str | None:
     """The run that is meant: the one wanted, by its id or its name, or else the last."""
     if wanted is None:
         return next(reversed(runs), None) if runs else None

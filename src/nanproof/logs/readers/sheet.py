@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 from .. import numbers
 from ..collect import Collector
@@ -12,11 +13,12 @@ from ..names import STEP_KEYS, meaning, pick
 # the columns of a summary.csv of timm that lost its header
 _BARE = ("epoch", "train_loss", "eval_loss", "eval_top1", "eval_top5", "lr")
 _ROLES = frozenset({"loss", "component", "eval", "grad_norm", "lr"})
+_NAME = re.compile(r"[A-Za-z_#%][\w #%/@()\[\]|+-]*(?:\.\w[\w #%/@()-]*)*")
 _DELIMITERS = (",", ";", "\t")
 
 
-def read_header(line: bytes) -> tuple[str, list[str]] | None:
-    """The delimiter and the names, if a line is the header of a sheet of training.
+def read_header(line: bytes, below: bytes = b"") -> tuple[str, list[str]] | None:
+    """The delimiter and the names, if a line is the header of a sheet of training; ``below`` is the line under it.
 
     >>> read_header(b"      epoch,  train/box_loss,   lr/pg0")
     (',', ['epoch', 'train/box_loss', 'lr/pg0'])
@@ -28,11 +30,16 @@ def read_header(line: bytes) -> tuple[str, list[str]] | None:
     text = line.decode("utf-8", "replace").strip("\ufeff \r")
     for delimiter in _DELIMITERS:
         cells = _cells(text, delimiter)
-        if len(cells) < 2:
+        under = _cells(below.decode("utf-8", "replace"), delimiter) if below else []
+        if len(cells) < 2 or (under and len(under) != len(cells)):
             continue
-        if any(meaning(c).role in _ROLES for c in cells) and not any(_is_number(c) or _is_text(c) for c in cells):
+        if any(meaning(c).role in _ROLES for c in cells) and all(_is_name(c) for c in cells):
             return delimiter, cells
-        if len(cells) in (5, 6) and all(_is_number(c) for c in cells) and numbers.whole(cells[0]) is not None:
+        if (
+            len(cells) in (5, 6)
+            and all(numbers.of(c) is not None for c in cells)
+            and numbers.whole(cells[0]) is not None
+        ):
             return delimiter, list(_BARE[: len(cells)])
     return None
 
@@ -71,13 +78,14 @@ class SheetStream:
         if len(cells) > len(self._names):
             self._collector.note("a row with more cells than the header is passed over")
             return {}
-        row = {
+        row: dict[str, object] = {
             name: number
             for name, cell in zip(self._names, cells, strict=False)
             if name and not name.endswith(("__MIN", "__MAX")) and (number := numbers.of(cell)) is not None
         }
         step = pick(row, STEP_KEYS)
-        return row | ({step: int(row[step])} if step and numbers.whole(row[step]) is not None else {})
+        whole = numbers.whole(row[step]) if step else None
+        return row if step is None or whole is None else row | {step: whole}
 
 
 def _cells(text: str, delimiter: str) -> list[str]:
@@ -89,9 +97,6 @@ def _cells(text: str, delimiter: str) -> list[str]:
         return []
 
 
-def _is_number(cell: str) -> bool:
-    return numbers.of(cell) is not None
-
-
-def _is_text(cell: str) -> bool:
-    return len(cell) > 100 or any(c in cell for c in ":={}")
+def _is_name(cell: str) -> bool:
+    """Whether a cell can stand in a header: a name of a few words, or nothing."""
+    return not cell or (_NAME.fullmatch(cell) is not None and cell.count(" ") <= 5 and numbers.of(cell) is None)

@@ -45,10 +45,10 @@ class StateStream:
         self._tail = data[max(end, len(data) - LARGEST) :]
 
     def settle(self) -> None:
-        """Every whole entry is read already."""
+        self._settings(self._tail)
 
     def close(self) -> None:
-        self._settings(self._tail)
+        self.settle()
         if not self._tail.rstrip().endswith(b"}"):
             self._collector.note("the file is cut off")
 

@@ -1,0 +1,130 @@
+"""``nanproof diagnose``: from the wreck to the cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .shell import Screen, verb
+
+if TYPE_CHECKING:
+    from ..diagnosing import Diagnosis
+    from ..diagnosing.data import DataReport
+
+
+@verb(example="nanproof diagnose runs/a --fact gpu='RTX 4090' --fact attention=sdpa")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option(
+    "--fact", "facts", multiple=True, metavar="NAME=VALUE", help="What only you know: gpu, precision, resumed …"
+)
+@click.option("--evidence", metavar="FILE", help="An incident described in JSON, see docs/diagnose.md.")
+@click.option("--before-resume", metavar="CKPT", help="Go or no-go for resuming from CKPT; PATH is the project.")
+@click.option("--data", metavar="PATH", help="Look through training data: NaN, empty targets, labels, CTC lengths.")
+@click.option("--classes", type=click.IntRange(1), help="With --data: labels must be below this.")
+@click.option("--labels", multiple=True, metavar="COLUMN", help="With --data: where labels are; found by name.")
+@click.option("--downsample", type=click.IntRange(1), default=1, help="With --data: input steps per output step, CTC.")
+@click.option("--model", metavar="SPEC", help="Check a fresh model: FILE:FUNCTION that returns it (needs torch).")
+@click.option("--batch", metavar="SPEC", help="With --model: FILE:FUNCTION that returns something to run it on.")
+@click.option("--watch-params", multiple=True, metavar="PATTERN", help="With --model: tell these values, as '*alpha*'.")
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
+@click.option("--html", is_flag=True, help="Print a page of its own.")
+def command(
+    screen: Screen, paths: tuple[str, ...], facts: tuple[str, ...], evidence: str | None, before_resume: str | None,
+    data: str | None, classes: int | None, labels: tuple[str, ...], downsample: int, model: str | None,
+    batch: str | None, watch_params: tuple[str, ...], markdown: bool, html: bool,
+) -> int:  # fmt: skip
+    """Say why a run broke: ranked causes with their evidence, the repair, and the fact that would decide.
+
+    PATH is a folder or files of the run: logs, tracker files, configs, checkpoints, incidents, code. Without PATH the
+    facts alone are diagnosed.
+    """
+    from ..diagnosing import diagnose
+
+    if before_resume is not None:
+        return _clear(screen, before_resume, paths)
+    if model is not None:
+        return _fresh(screen, model, batch, watch_params)
+    report = _look(screen, data, classes, labels, downsample) if data is not None else None
+    if report is not None and not paths and not facts and evidence is None:
+        screen.data(report)
+        return 0 if report.ok else 1
+    diagnosis = diagnose(list(paths), facts=_stated(facts), evidence=evidence, data=report)
+    _show(screen, diagnosis, markdown=markdown, html=html)
+    return 0 if diagnosis.benign or not diagnosis.causes else 1
+
+
+def _fresh(screen: Screen, model: str, batch: str | None, watch: tuple[str, ...]) -> int:
+    """A model that has not trained yet: one forward, one backward, the checks of a smoke test."""
+    from ..run.smoke import smoke
+    from ..run.smoke.setting import from_model
+    from .smoke import show
+
+    made, step, _ = from_model(model, batch)
+    report = smoke(made, step, steps=0, watch=watch)
+    show(screen, report)
+    return 0 if report.ok else 1
+
+
+def _look(
+    screen: Screen, path: str, classes: int | None, labels: tuple[str, ...], downsample: int
+) -> DataReport:  # fmt: skip
+    """Look through the data, and say what is there."""
+    from ..diagnosing.data import scan_data
+    from ..diagnosing.text import plain
+    from .progress import Bar
+
+    with Bar(screen, f"reading {path}") as bar:
+        report = scan_data(path, classes=classes, labels=labels, downsample=downsample, progress=bar.advance)
+    for problem in report.problems:
+        mark = click.style("✗", fg="red") if problem.cause else click.style("!", fg="yellow")
+        screen.result(f"{mark} {plain(str(problem))}")
+    for note in report.notes:
+        screen.note(f"! {plain(note)}")
+    if report.ok:
+        screen.result(f"✓ {report.rows:,} rows in {report.files:,} files: nothing that would break a training")
+    return report
+
+
+def _stated(facts: tuple[str, ...]) -> dict[str, str]:
+    from ..errors import UsageError
+
+    found: dict[str, str] = {}
+    for text in facts:
+        name, equals, value = text.partition("=")
+        if not name or (name in found and found[name] != value):
+            raise UsageError(f"--fact {text!r} cannot be used", hint="--fact NAME=VALUE, each name once")
+        found[name.strip()] = value if equals else "yes"
+    return found
+
+
+def _show(screen: Screen, diagnosis: Diagnosis, *, markdown: bool, html: bool) -> None:
+    from ..diagnosing.text import as_html, as_markdown, as_text
+
+    screen.data(diagnosis)
+    if html or markdown:
+        screen.result((as_html if html else as_markdown)(diagnosis).rstrip("\n"))
+    else:
+        screen.result(as_text(diagnosis))
+
+
+def _clear(screen: Screen, checkpoint: str, paths: tuple[str, ...]) -> int:
+    from ..diagnosing.before_resume import MARKS, check_before_resume
+    from ..diagnosing.text import plain
+
+    clearance = check_before_resume(checkpoint, paths)
+    screen.data(clearance.to_json())
+    for check in clearance.checks:
+        screen.result(f"{MARKS[check.verdict]} {check.point:<11} {plain(check.found)}")
+    wrong = sum(c.verdict == "wrong" for c in clearance.checks)
+    unchecked = f", {len(clearance.unchecked)} not checked" if clearance.unchecked else ""
+    if clearance.go:
+        screen.result(
+            click.style(
+                f"go: nothing stands against resuming from {plain(clearance.checkpoint)}{unchecked}", fg="green"
+            )
+        )
+        return 0
+    reasons = f"{wrong} reason{'s' if wrong > 1 else ''} above, marked ✗"
+    screen.result(click.style(f"no-go: {reasons}{unchecked}", fg="red"))
+    return 1

@@ -1,0 +1,46 @@
+"""A progress bar for what takes longer than a second, on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from .shell import Screen
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+class Bar:
+    """Counts bytes; without a total it only shows that something moves."""
+
+    def __init__(self, screen: Screen, title: str, total: int | None = None) -> None:
+        self._wanted = sys.stderr.isatty() and not screen.quiet and not screen.as_json
+        self._title, self._total = title, total
+        self._began, self._done = time.monotonic(), 0
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        if not self._wanted or time.monotonic() - self._began < 1:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.markup import escape
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+            title = "".join(c if c.isprintable() else "?" for c in self._title)
+            self._task = self._bar.add_task(escape(title), total=self._total or None)
+        assert self._task is not None
+        self._bar.update(self._task, completed=self._done)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,1 @@
+"""One file per check; see `nanproof.config.check`."""

@@ -1,0 +1,220 @@
+"""Before a resume: is everything in order, or will it break again? Go or no-go, with reasons.
+
+The protocol: the config says what was meant, the code compiles and lints clean, disk and memory suffice, the checkpoint
+is healthy and agrees with the config, and the data is readable and finite. What could not be checked is said, and is no
+reason to call the rest clean.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..checkpoint.config import differences
+from ..checkpoint.layout import discover
+from ..checkpoint.report import ScanReport
+from ..checkpoint.scan import scan_checkpoint
+from ..config.check import check_settings
+from ..config.code import Code
+from ..config.project import Project
+from ..errors import NanproofError, UsageError
+from ..linting import lint
+from ..records import to_json
+from .data import scan_data
+from .sources.configs import Config, find_configs
+from .sources.logs import name_in
+from .sources.places import find_places
+
+Verdict = Literal["ok", "wrong", "doubtful", "unknown"]
+MARKS: dict[Verdict, str] = {"ok": "✓", "wrong": "✗", "doubtful": "!", "unknown": "?"}
+STOPPERS = ("NP701", "NP702", "NP708", "NP709")
+"""Config checks whose findings make a resume break or differ from what was meant; the others are worth a word."""
+FAMILIES = ("NP1", "NP2", "NP3", "NP4", "NP5")
+COPIES = 3
+"""A resume writes: the next checkpoint beside the old one, and a temporary copy of it."""
+_DATA_KEYS = ("data_path", "data_dir", "dataset_path", "train_file", "train_data", "data_root", "train_path", "datadir")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One point of the protocol."""
+
+    point: Literal["config", "code", "resources", "checkpoint", "data"]
+    verdict: Verdict
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clearance:
+    """The answer: go when nothing is wrong; what is doubtful or unknown is listed either way."""
+
+    checkpoint: str
+    checks: tuple[Check, ...]
+
+    @property
+    def go(self) -> bool:
+        return not any(c.verdict == "wrong" for c in self.checks)
+
+    @property
+    def unchecked(self) -> tuple[Check, ...]:
+        return tuple(c for c in self.checks if c.verdict == "unknown")
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = to_json(self)
+        return {**data, "go": self.go}
+
+
+def check_before_resume(checkpoint: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]] = ()) -> Clearance:
+    """Run the protocol for one checkpoint. ``paths`` are where config and code are; this folder unless told."""
+    found = [c for c in discover([checkpoint]) if c.items]
+    if len(found) != 1:
+        raise UsageError(
+            f"{os.fspath(checkpoint)} holds {len(found)} checkpoints, not one", hint="name the one to resume from"
+        )
+    report = scan_checkpoint(found[0])
+    places = find_places(list(paths) or [Path()])
+    configs = find_configs(places.configs, places.root)
+    checks = (
+        *_config(configs, places.code, places.root),
+        *_code(places.code, places.root),
+        *_resources(Path(os.fspath(checkpoint)), report),
+        *_checkpoint(report, configs, places.root),
+        *_data(configs, places.root),
+    )
+    return Clearance(checkpoint=report.name, checks=checks)
+
+
+def _config(configs: Sequence[Config], code: Sequence[Path], root: Path) -> Iterator[Check]:
+    """Whether the settings are what was meant: readable, read by the code, without contradiction."""
+    if not configs:
+        yield Check(point="config", verdict="unknown", found="no config was found; name its folder")
+        return
+    project = Project.read(*code)
+    wrong = 0
+    for config in configs:
+        for note in config.settings.notes:
+            yield Check(point="config", verdict="doubtful", found=note.replace(f"{root}/", ""))
+        for finding in check_settings(config.settings, project):
+            stops = finding.code in STOPPERS
+            wrong += stops
+            place = f"{name_in(root, finding.path)}:{finding.line}" if finding.path else config.name
+            words = f"{place}: {finding.message} ({finding.code})"
+            yield Check(point="config", verdict="wrong" if stops else "doubtful", found=words)
+    if not wrong:
+        names = ", ".join(c.name for c in configs[:4])
+        yield Check(point="config", verdict="ok", found=f"{names}: read, and without contradiction")
+
+
+def _code(files: Sequence[Path], root: Path) -> Iterator[Check]:
+    if not files:
+        yield Check(point="code", verdict="unknown", found="no Python code was found; name its folder")
+        return
+    broken = 0
+    for path in files:
+        try:
+            Code.read(path)
+        except NanproofError as error:
+            broken += 1
+            yield Check(point="code", verdict="wrong", found=error.message.replace(f"{root}/", ""))
+    findings = lint(list(files), select=FAMILIES)
+    for finding in findings[:20]:
+        words = f"{name_in(root, finding.path)}:{finding.line}: {finding.message} ({finding.code})"
+        yield Check(point="code", verdict="wrong", found=words)
+    if len(findings) > 20:
+        yield Check(point="code", verdict="wrong", found=f"{len(findings) - 20} more findings of nanproof lint")
+    if not broken and not findings:
+        words = f"Python files that compile and lint clean of NP1xx to NP5xx: {len(files):,}"
+        yield Check(point="code", verdict="ok", found=words)
+
+
+def _resources(path: Path, report: ScanReport) -> Iterator[Check]:
+    """Room for what a resume writes, and memory for what it loads."""
+    size = report.bytes
+    free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+    words = f"{_size(free)} free on disk, {COPIES} checkpoints need {_size(COPIES * size)}"
+    yield Check(point="resources", verdict="ok" if free >= COPIES * size else "wrong", found=words)
+    memory = _memory()
+    if memory is None:
+        yield Check(point="resources", verdict="unknown", found="this system does not tell its free memory")
+    else:
+        words = f"{_size(memory)} of memory available, loading needs {_size(size)}"
+        yield Check(point="resources", verdict="ok" if memory >= size else "wrong", found=words)
+
+
+def _memory() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if line.startswith("MemAvailable:")), "")
+    return int(line.split()[1]) * 1024 if line else None
+
+
+def _size(count: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count:.0f} bytes"
+
+
+def _checkpoint(report: ScanReport, configs: Sequence[Config], root: Path) -> Iterator[Check]:
+    """Healthy, and agreeing with the config on the rate, the optimizer and the loss scale."""
+    if report.ok:
+        yield Check(point="checkpoint", verdict="ok", found=f"{report.name}: healthy, {len(report):,} tensors")
+    for reason in report.reasons[:6]:
+        verdict: Verdict = "doubtful" if report.health == "suspect" else "wrong"
+        yield Check(point="checkpoint", verdict=verdict, found=f"{report.name}: {reason}")
+    if not report.ok and not report.reasons:
+        yield Check(point="checkpoint", verdict="wrong", found=f"{report.name}: {report.health}")
+    scale = report.settings.scale
+    if scale is not None and scale < 1:
+        words = f"{report.name}: its loss scale is {scale:g}: small gradients vanish; start a fresh scaler"
+        yield Check(point="checkpoint", verdict="wrong", found=words)
+    compared = 0
+    for config in configs:
+        numbers = _comparable(config)
+        compared += bool(numbers)
+        for difference in differences(report.settings, numbers):
+            key = next((v for v in config.settings if v.key == difference.key), None)
+            place = f" ({key.where.replace(f'{root}/', '')})" if key is not None else ""
+            yield Check(point="checkpoint", verdict="wrong", found=f"{difference}{place}")
+    if not compared:
+        words = "no config with a learning rate was found to compare its state with"
+        yield Check(point="checkpoint", verdict="unknown", found=words)
+
+
+def _comparable(config: Config) -> dict[str, float]:
+    """The numbers that a checkpoint also holds, by the key under which the config knows them."""
+    found = {}
+    for concept in ("lr", "eps", "beta1", "beta2"):
+        value, number = config.meaning.get(concept), config.meaning.number(concept)
+        if value is not None and number is not None:
+            found[value.key] = number
+    return found
+
+
+def _data(configs: Sequence[Config], root: Path) -> Iterator[Check]:
+    """The data that the config names, as far as it is a path here."""
+    paths: dict[str, Path] = {}
+    for config in configs:
+        for value in config.settings:
+            if value.name.lower() in _DATA_KEYS and isinstance(value.value, str) and value.value:
+                for base in (Path(), root, config.path.parent):
+                    if (base / value.value).exists():
+                        paths.setdefault(value.value, base / value.value)
+    if not paths:
+        words = "no data was found that the config names; check it with nanproof diagnose --data DATA"
+        yield Check(point="data", verdict="unknown", found=words)
+    for name, path in paths.items():
+        report = scan_data(path)
+        for problem in [p for p in report.problems if p.cause][:10]:
+            yield Check(point="data", verdict="wrong", found=f"{name}: {problem}")
+        if report.ok:
+            words = f"{name}: {report.files:,} files, {report.rows:,} rows, finite and in range"
+            yield Check(point="data", verdict="ok", found=words)
+        elif not report.files:
+            yield Check(point="data", verdict="unknown", found=f"{name}: no file of a format that can be read here")

@@ -1,0 +1,71 @@
+"""The model itself amplifies: depth, initialisation, logits that grow."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Exclusion, Remedy
+from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, number, onset, pro, value
+from ..signs import AT_ONCE, BACK_TO_NORMAL, IN_SOME_BATCHES, LARGE_RUN
+
+CAUSE = Cause(
+    name="arch-instability",
+    title="the model amplifies: initialisation, depth or logits that grow without bound",
+    what="""Attention logits, residual streams or embedding gradients grow slowly until something overflows; the
+loss leaps and stays on a plateau, or spikes stop recovering. Another seed moves it, a lower rate delays it, larger
+models show it first. Cures change the model: smaller initialisation, qk-norm, z-loss, a convex mixing of streams,
+less gradient into the embedding.""",
+    share=5.0,
+    clues=(
+        pro(NAMES, flag("spikes-that-stop-recovering"), "spikes stop recovering"),
+        pro(POINTS, flag("spike-then-plateau", "no-recovery-no-divergence"), "the loss leaps and stays on a plateau"),
+        pro(POINTS, flag("lower-lr-only-delays"), "a lower learning rate only delays it", unless=about("ctc")),
+        pro(SUGGESTS, flag("seed-change-moves-it"), "another seed moves it"),
+        pro(SUGGESTS, flag("seed-dependent"), "it depends on the seed", unless=AT_ONCE),
+        pro(SUGGESTS, flag("only-larger-model"), "only the larger model is affected"),
+        pro(
+            POINTS,
+            about("growing-activations"),
+            "growing activations, logits or norms are spoken of",
+            unless=flag("activation-norm-drift"),
+        ),
+        pro(POINTS, about("initialisation"), "depth, width or initialisation are spoken of"),
+        pro(SUGGESTS, flag("activation-norm-drift"), "activation norms drift upwards"),
+        pro(
+            HINTS,
+            flag("grad-norm-drift", "grad-explosion", "loss-explodes-before-nan", "slow-divergence", "late-nan"),
+            "growth before it broke",
+        ),
+        pro(SUGGESTS, flag("sudden-explosion"), "the loss explodes without warning"),
+        pro(
+            POINTS,
+            flag("loss-scale-drop-leads-by-30-steps"),
+            "the loss scale drops some steps before the loss explodes",
+        ),
+        pro(HINTS, about("embedding"), "the embedding is spoken of"),
+        pro(HINTS, both(LARGE_RUN, onset("late", "mid", "at-lr-peak")), "a large run, not at its start"),
+        pro(
+            SUGGESTS,
+            either(number("init_std", above=0.0199), value("zloss")),
+            "initialisation or z-loss is part of the story",
+        ),
+        pro(HINTS, onset("at-lr-peak"), "it began at the peak of the learning rate"),
+        pro(HINTS, about("experts"), "routers amplify"),
+        con(SUGGESTS, denied("loss-explodes-before-nan"), "nothing grew before"),
+        con(POINTS, AT_ONCE, "growth needs steps"),
+        con(SUGGESTS, either(IN_SOME_BATCHES, BACK_TO_NORMAL), "it comes with certain batches, or recovers"),
+        con(
+            SUGGESTS,
+            flag("cpu-fine", "only-multi-gpu", "only-one-gpu-family", "lr-discontinuity", "spike-at-each-resume"),
+            "the same model is fine elsewhere",
+        ),
+        con(HINTS, flag("fp32-fine"), "fp32 is fine"),
+    ),
+    excluded=(Exclusion(when=flag("nan-before-first-update"), says="it was NaN before any update"),),
+    remedies=(
+        Remedy(
+            does="find the layer whose activations grow (nanproof run warns of shrinking headroom and names it), then "
+            "act there: qk-norm, z-loss, initialisation std √(2/5d), scaled residuals, embedding gradient × 0.1; "
+            "nanproof.ops.log_sinkhorn for stream mixing"
+        ),
+    ),
+    verify="The largest activation per layer levels off within some thousand steps, with three seeds.",
+)

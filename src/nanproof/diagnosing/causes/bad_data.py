@@ -1,0 +1,71 @@
+"""A sample is not what the training expects."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..signs import AT_ONCE, IN_SOME_BATCHES, LARGE_RUN, RESUMED, SPIKES
+
+CAUSE = Cause(
+    name="bad-data",
+    title="samples hold NaN, Inf, or values that the preprocessing cannot bear",
+    what="""Missing values, corrupted files, boxes without area, silent clips normalised by their own energy, a
+channel without variance: the batch is NaN or makes NaN in the first operation. It comes back with the same samples,
+whatever the learning rate or the precision.""",
+    share=9.0,
+    clues=(
+        pro(
+            NAMES,
+            about("bad-samples"),
+            "broken or out-of-range samples are reported",
+            unless=about("ignored-labels", "new-parameters", "broken-weights"),
+        ),
+        pro(
+            POINTS, about("constant-input"), "silent, blank or constant inputs are reported", unless=about("all-masked")
+        ),
+        pro(POINTS, flag("lower-lr-no-help"), "a lower learning rate changes nothing"),
+        pro(POINTS, flag("same-epoch-every-run"), "at the same place of the data every time"),
+        pro(POINTS, flag("nan-soon-after-data-change"), "NaN soon after the data changed"),
+        pro(SUGGESTS, onset("after-data-change"), "it began after a change of the data"),
+        pro(SUGGESTS, onset("data-dependent", "intermittent"), "it depends on the data"),
+        pro(SUGGESTS, flag("intermittent-nan"), "NaN on isolated steps"),
+        pro(POINTS, flag("nan-in-preprocessing"), "NaN in preprocessing"),
+        pro(SUGGESTS, flag("one-component-nan"), "one loss component is NaN first"),
+        pro(SUGGESTS, about("own-data"), "own data, not the data the code was made for"),
+        pro(HINTS, about("certain-samples", "data-words"), "certain samples or the data are spoken of"),
+        pro(HINTS, both(AT_ONCE, flag("val-also-nan")), "training and validation are NaN alike"),
+        pro(
+            HINTS,
+            about("detection", "audio", "segmentation"),
+            "tasks whose annotations and signals are often degenerate",
+        ),
+        pro(HINTS, flag("fp32-also-nan", "keeps-training", "cpu-fine"), "precision does not matter"),
+        pro(HINTS, both(onset("early", "step1"), flag("loss-nan")), "NaN within the first pass over the data"),
+        pro(PROVES, flag("data-nonfinite"), "a scan of the data found NaN or Inf"),
+        pro(PROVES, value("bad-leaf", "input"), "a replayed step was bad on arrival: its batch"),
+        pro(HINTS, flag("warning-in-log"), "a warning in the log: preprocessing warns of invalid values"),
+        pro(SUGGESTS, denied("loss-explodes-before-nan"), "it broke at once, without any growth before"),
+        con(HINTS, denied("one-component-nan"), "all loss terms break together"),
+        con(SUGGESTS, denied("same-epoch-every-run"), "it does not come back with the same batch"),
+        con(POINTS, flag("data-clean"), "a scan of the data found nothing"),
+        con(
+            SUGGESTS,
+            flag("fp32-fine", "only-larger-model", "only-one-gpu-family", "only-multi-gpu", "cpu-fine"),
+            "the same data is fine elsewhere",
+        ),
+        con(SUGGESTS, either(SPIKES, RESUMED), "spikes and resumes have other reasons", unless=IN_SOME_BATCHES),
+        con(
+            SUGGESTS,
+            flag("seed-change-moves-it", "grad-norm-drift", "loss-explodes-before-nan", "nan-weights"),
+            "it grew or moved, which a bad sample does not",
+        ),
+        con(HINTS, LARGE_RUN, "a large run on much-used data", unless=onset("after-data-change")),
+    ),
+    remedies=(
+        Remedy(
+            does="find the rows: nanproof diagnose --data DATA ; drop or repair them, and guard the normalisation "
+            "(nanproof.ops.safe_div); nanproof run skips such batches meanwhile and keeps them for you"
+        ),
+    ),
+    verify="nanproof diagnose --data reports nothing, and the steps that failed are finite with the repaired samples.",
+)

@@ -1,0 +1,71 @@
+"""The weights that training began from are broken."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..signs import AT_ONCE
+
+CAUSE = Cause(
+    name="corrupted-checkpoint",
+    title="the loaded weights are broken, incomplete or the wrong ones",
+    what="""A download cut short, a conversion or merge that went wrong, a checkpoint saved after the NaN, weights
+of another model: the forward pass is NaN at once, or the first loss lies above chance level. BatchNorm buffers can
+be NaN while all parameters are finite: then training looks right and evaluation is NaN.""",
+    share=4.0,
+    clues=(
+        pro(POINTS, flag("nan-weights"), "weights are NaN or absurd", unless=about("new-parameters")),
+        pro(PROVES, flag("checkpoint-nonfinite"), "the checkpoint holds NaN or Inf"),
+        pro(NAMES, flag("checkpoint-damaged"), "the checkpoint is damaged"),
+        pro(NAMES, flag("loss-above-uniform"), "the first loss is above chance level"),
+        pro(POINTS, flag("loss-high-then-nan"), "the loss is high from the start"),
+        pro(NAMES, about("broken-weights"), "merged, converted or broken weights are spoken of"),
+        pro(
+            POINTS,
+            both(AT_ONCE, about("pre-trained")),
+            "NaN at once, and weights were loaded",
+            unless=about(
+                "new-parameters",
+                "ignored-labels",
+                "template",
+                "all-masked",
+                "padding",
+                "unscale-error",
+                "attention-kernel",
+            ),
+        ),
+        pro(SUGGESTS, both(onset("after-resume", "early-after-restart"), flag("loss-nan")), "NaN right after loading"),
+        pro(HINTS, both(AT_ONCE, flag("loss-nan", "val-also-nan")), "NaN before anything was learned"),
+        pro(HINTS, flag("degenerate-text"), "one token repeated: the logits are NaN"),
+        pro(HINTS, flag("eval-only-nan"), "buffers that only evaluation uses may be NaN"),
+        pro(SUGGESTS, both(about("accuracy-zero"), AT_ONCE), "nothing right from the start"),
+        pro(HINTS, both(flag("huge-finite-loss"), AT_ONCE), "a huge loss from the start"),
+        pro(HINTS, both(flag("loss-zero-grad-nan"), AT_ONCE), "a hidden NaN from the start"),
+        pro(NAMES, value("bad-leaf", "parameter"), "a replayed step was bad on arrival: its parameters"),
+        con(SUGGESTS, flag("loss-first-step-finite"), "the first loss is finite"),
+        con(NAMES, flag("checkpoint-healthy"), "a scan found the checkpoint healthy"),
+        con(
+            SUGGESTS,
+            onset("mid", "late", "random-late", "intermittent", "data-dependent"),
+            "loaded weights break at once",
+        ),
+        con(
+            SUGGESTS,
+            flag("fp32-fine", "cpu-fine", "only-one-gpu-family", "only-with-padding", "recovers", "lr-discontinuity"),
+            "the same weights are fine elsewhere",
+        ),
+        con(HINTS, either(flag("hard-error", "seed-dependent"), onset("random-at-start")), "another sign"),
+    ),
+    remedies=(
+        Remedy(
+            does="nanproof scan {checkpoint} names the tensors and the last healthy one; --repair resets NaN "
+            "buffers; resume from there",
+            when=either(flag("checkpoint-nonfinite"), onset("after-resume")),
+        ),
+        Remedy(
+            does="nanproof scan {checkpoint} ; fetch or convert the weights again and compare: nanproof scan NEW "
+            "--against OLD"
+        ),
+    ),
+    verify="The first loss lies at or below chance level (ln of the number of classes) and nanproof scan says healthy.",
+)

@@ -1,0 +1,52 @@
+"""A CTC target that does not fit into its input."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..signs import IN_SOME_BATCHES
+
+CAUSE = Cause(
+    name="ctc-infeasible",
+    title="a CTC target is longer than the frames it must fit into",
+    what="""CTC needs at least one output frame per symbol, and one more between equal neighbours. When pooling, a
+short clip or a long transcript leaves fewer, no alignment exists: the loss is infinite, its gradient NaN. A lower
+rate only delays it, since it depends on the batch.""",
+    share=3.0,
+    clues=(
+        pro(POINTS, about("ctc"), "a CTC-like loss"),
+        pro(POINTS, both(about("ctc"), about("sequence-length")), "lengths are spoken of, with CTC"),
+        pro(
+            SUGGESTS,
+            both(
+                about("ctc"),
+                either(IN_SOME_BATCHES, flag("lower-lr-only-delays", "lower-lr-no-help", "depends-on-seq-len")),
+            ),
+            "it depends on the batch, not on the rate",
+        ),
+        pro(SUGGESTS, both(about("ctc"), about("loss-infinite")), "the loss is infinite first"),
+        pro(HINTS, both(about("ctc"), flag("loss-nan", "intermittent-nan")), "NaN under CTC"),
+        pro(PROVES, flag("ctc-lengths-infeasible"), "a scan of the data found targets longer than their inputs"),
+        pro(HINTS, onset("data-length-dependent"), "it depends on the length of the data"),
+        pro(NAMES, value("located-op", "_ctc_loss"), "a replayed step failed in the CTC loss"),
+        con(PROVES, denied("ctc"), "there is no CTC loss"),
+        con(
+            SUGGESTS,
+            flag("fp32-fine", "only-multi-gpu", "only-one-gpu-family", "only-larger-model", "loss-scale-collapse"),
+            "lengths do not care for hardware or precision",
+        ),
+        con(
+            SUGGESTS,
+            either(flag("loss-above-uniform", "nan-weights", "lr-discontinuity"), about("resuming")),
+            "weights or a resume are likelier",
+        ),
+    ),
+    remedies=(
+        Remedy(
+            does="F.ctc_loss(..., zero_infinity=True), and leave out samples with input_length < target_length + "
+            "repeats; less pooling or wider inputs keep them"
+        ),
+    ),
+    verify="nanproof diagnose --data finds no infeasible pair; the loss is finite on the shortest clip with "
+    "the longest text.",
+)

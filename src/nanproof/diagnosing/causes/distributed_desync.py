@@ -1,0 +1,63 @@
+"""Ranks that do not do the same, or communication that overlaps with computing."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Exclusion, Remedy
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..signs import BAD_GRADIENT, FP8, HIDDEN_NAN
+
+CAUSE = Cause(
+    name="distributed-desync",
+    title="ranks fell out of step, or communication overlapped with computing",
+    what="""Gradients reduced while they are still being written (overlap_comm, overlapped all-gather), a rank that
+skips a batch or a backward pass while the others wait, replicas that drift apart: single-GPU runs are right,
+several GPUs or nodes are not. Often the loss is finite and the gradient norm is not.""",
+    share=5.0,
+    clues=(
+        pro(NAMES, flag("only-multi-gpu"), "only with several GPUs or nodes"),
+        pro(NAMES, flag("replica-weights-differ"), "replicas hold different weights"),
+        pro(POINTS, about("overlap"), "overlapped communication is spoken of"),
+        pro(NAMES, about("rank-skips"), "ranks that do different things are spoken of"),
+        pro(SUGGESTS, either(flag("several-nodes"), about("distributed")), "training is distributed"),
+        pro(
+            POINTS,
+            both(HIDDEN_NAN, either(about("deepspeed"), flag("several-nodes"))),
+            "a hidden NaN under DeepSpeed or on several nodes",
+        ),
+        pro(
+            SUGGESTS,
+            both(BAD_GRADIENT, either(about("distributed"), flag("several-nodes", "several-gpus"))),
+            "NaN gradients in a distributed run",
+        ),
+        pro(HINTS, HIDDEN_NAN, "a hidden NaN: a third of such runs were communication"),
+        pro(HINTS, both(FP8, about("distributed")), "8-bit scales travel between ranks"),
+        pro(HINTS, both(flag("only-larger-model"), about("distributed")), "only models that are split over GPUs"),
+        pro(SUGGESTS, both(onset("silent"), either(about("distributed"), flag("no-loss-symptom"))), "no step shows it"),
+        pro(PROVES, value("lint", "NP401", "NP404"), "the code branches on one rank"),
+        pro(NAMES, flag("overlap-comm"), "overlap_comm is on"),
+        con(NAMES, denied("only-multi-gpu"), "it is NaN on a single GPU too"),
+        con(NAMES, flag("single-gpu"), "a single GPU"),
+        con(
+            HINTS,
+            flag(
+                "loss-scale-collapse", "loss-explodes-before-nan", "recovers", "irregular-spikes", "spike-then-plateau"
+            ),
+            "growth or spikes have other reasons",
+        ),
+        con(HINTS, onset("before-training", "after-resume", "at-lr-peak"), "another sign"),
+    ),
+    excluded=(Exclusion(when=flag("single-process"), says="one process only"),),
+    remedies=(
+        Remedy(
+            does="overlap_comm: false (or no overlapped all-gather) for a hundred steps; then a larger bucket or a "
+            "newer version: nanproof harden {config} --set zero_optimization.overlap_comm=false",
+            when=either(about("deepspeed", "overlap"), flag("overlap-comm")),
+        ),
+        Remedy(
+            does="one GPU for a hundred steps; if that is right, switch overlap off, and let all ranks decide "
+            "together about skipping (nanproof run does)"
+        ),
+    ),
+    verify="A hash of the parameters is equal on all ranks after a hundred steps, and the run is finite with "
+    "overlap off.",
+)

@@ -1,0 +1,74 @@
+"""A mean over nothing."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..signs import IN_SOME_BATCHES
+
+CAUSE = Cause(
+    name="empty-target-mean",
+    title="a loss averages over nothing: no label, box or token counts",
+    what="""The mean over no element is 0/0. Batches whose labels are all ignore_index, images without a box,
+masked-language batches in which no token was chosen, answers that truncation cut away: the loss is NaN there, or
+exactly 0 with a gradient of 0 where the library guards it. When a chat template does not match its markers, every
+label is masked and nothing is learned.""",
+    share=6.0,
+    clues=(
+        pro(NAMES, about("ignored-labels"), "labels that are all ignored are spoken of"),
+        pro(NAMES, about("no-targets"), "empty targets are spoken of", unless=about("new-parameters")),
+        pro(POINTS, about("template"), "a template or its markers are spoken of"),
+        pro(
+            NAMES,
+            flag("loss-zero-grad-zero"),
+            "loss and gradient are both exactly 0",
+            unless=flag("loss-zero-is-normal-in-grpo"),
+        ),
+        pro(
+            SUGGESTS,
+            flag("loss-zero"),
+            "the logged loss is exactly 0",
+            unless=either(flag("grad-nan", "loss-zero-is-normal-in-grpo"), about("rlhf")),
+        ),
+        pro(
+            SUGGESTS,
+            either(onset("data-dependent", "intermittent"), flag("intermittent-nan")),
+            "it comes with certain batches",
+        ),
+        pro(SUGGESTS, flag("one-component-nan"), "one loss component is NaN first"),
+        pro(HINTS, flag("some-losses-zero"), "some loss terms are exactly 0"),
+        pro(HINTS, flag("keeps-training"), "training goes on afterwards"),
+        pro(HINTS, flag("eval-only-nan"), "an evaluation batch without targets gives NaN"),
+        pro(HINTS, both(flag("no-learning"), about("pre-trained", "template", "adapter")), "nothing is learned"),
+        pro(HINTS, about("detection", "segmentation"), "images without targets are common here"),
+        pro(PROVES, flag("labels-all-masked"), "the log says that all labels are masked"),
+        pro(NAMES, value("mechanism", "empty-reduction"), "a replayed step averaged over nothing"),
+        pro(POINTS, value("lint", "NP201", "NP202"), "the code divides by a count that can be 0"),
+        pro(
+            HINTS,
+            flag("warning-in-log"),
+            "a warning in the log: tokenizers and collators warn when all labels are masked",
+        ),
+        con(HINTS, denied("one-component-nan"), "all loss terms break together"),
+        con(NAMES, denied("labels-all-masked"), "every batch has a label that counts"),
+        con(
+            SUGGESTS,
+            flag("fp32-fine", "only-multi-gpu", "only-one-gpu-family", "loss-explodes-before-nan", "nan-weights"),
+            "labels do not care for hardware or precision",
+        ),
+        con(HINTS, flag("loss-zero-grad-nan"), "a hidden NaN, not a true 0"),
+        con(HINTS, onset("late", "random-late"), "it would have come earlier", unless=IN_SOME_BATCHES),
+    ),
+    remedies=(
+        Remedy(
+            does="make the response markers match the chat template and lengthen the cutoff; count labels that are "
+            "not -100 in one batch before training",
+            when=either(about("template", "ignored-labels"), flag("labels-all-masked", "loss-zero-grad-zero")),
+        ),
+        Remedy(
+            does="nanproof.ops.masked_mean or masked_cross_entropy (0 for an empty batch), or leave such batches "
+            "out; nanproof lint --fix --select NP201,NP202"
+        ),
+    ),
+    verify="A batch without targets gives loss 0 and finite gradients; a normal batch gives the same loss as before.",
+)

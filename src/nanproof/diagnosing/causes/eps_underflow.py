@@ -1,0 +1,42 @@
+"""An eps or a denominator that half precision rounds to zero."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, PROVES, SUGGESTS, about, both, con, either, flag, pro, value
+from ..signs import FP16, FP32, IN_SOME_BATCHES, ONE_STEP
+
+CAUSE = Cause(
+    name="eps-underflow",
+    title="an eps or a small denominator is 0 in half precision",
+    what="""The smallest positive fp16 number is 6e-8. An eps of 1e-8 or 1e-12 added to a denominator, given to
+normalize, LayerNorm or log, is exactly 0 there: 0/0 or log 0 follows as soon as the rest is 0 too. bf16 keeps such
+an eps but loses it when it is added to a number near 1.""",
+    share=2.0,
+    clues=(
+        pro(SUGGESTS, FP16, "an eps below 6e-8 is 0 in fp16"),
+        pro(NAMES, both(FP16, about("epsilon")), "an eps or a denominator is spoken of, in fp16"),
+        pro(SUGGESTS, flag("fp32-fine"), "the same is fine in fp32"),
+        pro(
+            HINTS,
+            both(FP16, either(about("contrastive", "constant-input", "poles"), IN_SOME_BATCHES)),
+            "a normalisation or a vector of zeros in fp16",
+        ),
+        pro(PROVES, value("lint", "NP307"), "the code adds an eps that vanishes in its dtype"),
+        pro(NAMES, value("mechanism", "underflow"), "a replayed step underflowed"),
+        con(NAMES, FP32, "in fp32 such an eps is a number"),
+        con(SUGGESTS, ONE_STEP, "the first forward pass was finite"),
+        con(
+            HINTS,
+            flag("loss-jump-before", "only-larger-model", "loss-explodes-before-nan"),
+            "large values, not small ones, came before it",
+        ),
+    ),
+    remedies=(
+        Remedy(
+            does="give the operation an eps that exists in its dtype (nanproof explain fp16: safe eps), or run it in "
+            "fp32 with torch.autocast(enabled=False); nanproof lint --select NP307 finds the places"
+        ),
+    ),
+    verify="Run the operation on an all-zero input in the training dtype: output and gradient must be finite.",
+)

@@ -1,0 +1,85 @@
+"""A value left the range of fp16."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..signs import AT_ONCE, BACK_TO_NORMAL, BAD_GRADIENT, FP8, FP16, HIDDEN_NAN, ONE_STEP, WIDE
+
+CAUSE = Cause(
+    name="fp16-overflow",
+    title="an activation or gradient left the range of fp16",
+    what="""fp16 ends at 65,504. Attention scores, residual streams, the squares inside a norm, or the logits of a
+larger or longer-trained model pass that limit; the Inf becomes NaN in the next softmax, norm or subtraction. The
+same step is finite in bf16 or fp32, whose range ends at 3.4e38. Models that were born in bf16 (T5, Gemma, many
+newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them.""",
+    share=9.0,
+    clues=(
+        pro(POINTS, FP16, "training runs in fp16"),
+        pro(
+            HINTS,
+            both(FP16, flag("loss-nan", "late-nan", "loss-zero-grad-nan"), onset("early", "mid", "late")),
+            "the loss turns NaN during fp16 training",
+        ),
+        pro(SUGGESTS, both(FP16, about("bf16-born")), "a model born in bf16 runs in fp16"),
+        pro(SUGGESTS, flag("fp32-fine"), "the same is fine in fp32"),
+        pro(NAMES, flag("bf16-fine"), "the same is fine in bf16, which has the range of fp32"),
+        pro(SUGGESTS, both(FP16, flag("only-larger-model")), "only the larger model leaves the range"),
+        pro(
+            POINTS,
+            about("overflow"),
+            "an overflow or infinite activations are reported",
+            unless=either(about("minimum-scale"), flag("loss-scale-collapse"), BACK_TO_NORMAL),
+        ),
+        pro(
+            SUGGESTS,
+            both(FP16, flag("loss-jump-before", "grad-inf-early")),
+            "a leap just before NaN in fp16",
+            unless=BACK_TO_NORMAL,
+        ),
+        pro(SUGGESTS, both(FP16, flag("nan-in-preprocessing")), "an encoder run in fp16 gives NaN"),
+        pro(
+            POINTS,
+            both(either(FP16, about("half-validation")), flag("eval-only-nan")),
+            "evaluation runs in half precision, training does not show it",
+        ),
+        pro(
+            HINTS,
+            both(value("gpu", "volta", "turing", "pascal"), about("bf16-born")),
+            "a GPU without bf16 and a model that wants it",
+        ),
+        pro(
+            SUGGESTS,
+            both(flag("eval-only-nan"), about("detection")),
+            "detector trainers validate in half precision even when they train in another",
+        ),
+        pro(HINTS, both(FP16, either(HIDDEN_NAN, BAD_GRADIENT)), "NaN gradients in fp16"),
+        pro(PROVES, value("mechanism", "range-overflow"), "a replayed step overflowed"),
+        con(NAMES, WIDE, "bf16 and fp32 do not end at 65,504", unless=FP16),
+        con(SUGGESTS, FP8, "this is fp8, whose scales are another matter", unless=FP16),
+        con(POINTS, flag("fp32-also-nan"), "it is NaN in fp32 too"),
+        con(SUGGESTS, BACK_TO_NORMAL, "it recovers, as it does when a scaler skips a step"),
+        con(HINTS, both(ONE_STEP, value("weights", "fp16")), "the first forward pass was finite"),
+        con(SUGGESTS, flag("loss-scale-collapse"), "the loss scale had already collapsed"),
+        con(
+            SUGGESTS,
+            either(flag("only-with-padding", "intermittent-nan"), onset("data-dependent")),
+            "it comes with certain batches",
+        ),
+        con(HINTS, flag("loss-explodes-before-nan", "grad-norm-drift"), "it grew before it overflowed"),
+        con(HINTS, both(AT_ONCE, flag("cpu-fine")), "a kernel is likelier when it is wrong at once"),
+    ),
+    remedies=(
+        Remedy(
+            does="keep fp16 with a GradScaler and run attention and norms in fp32 (this GPU has no bf16); full "
+            "fp32 with its cost: nanproof harden {config} --fact cause=fp16-overflow --fact gpu={gpu}",
+            when=flag("no-bf16"),
+        ),
+        Remedy(
+            does="train in bf16 (bf16: true, fp16: false): nanproof harden {config} --fact "
+            "cause=fp16-overflow --fact gpu={gpu}"
+        ),
+    ),
+    verify="Replay the bad step in bf16 or fp32 (nanproof locate on its incident): the loss must be finite and "
+    "the largest activation must stay below the dtype's maximum.",
+)

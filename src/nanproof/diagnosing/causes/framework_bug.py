@@ -1,0 +1,92 @@
+"""A kernel, compiler, backend or library is wrong."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..signs import AT_ONCE, BAD_GRADIENT, BF16, FP8, FP16, HIDDEN_NAN, IN_SOME_BATCHES
+
+CAUSE = Cause(
+    name="framework-bug",
+    title="a kernel, compiler, backend or library is wrong on this setup",
+    what="""An attention kernel that was not built for this GPU, a backward pass wrong for some strides or lengths,
+a compiler, an optimizer of a nightly build, a backend such as MPS, a framework that loses its step counter at a
+resume. The same model is right on CPU, on another GPU, in another version, or with that component switched off.""",
+    share=9.0,
+    clues=(
+        pro(NAMES, flag("only-one-gpu-family"), "only on one kind of GPU"),
+        pro(POINTS, flag("cpu-fine"), "the same on CPU is fine"),
+        pro(POINTS, value("gpu", "apple", "amd", "npu", "other-cpu", "intel"), "a backend with fewer users"),
+        pro(SUGGESTS, value("gpu", "blackwell"), "a GPU newer than many kernels"),
+        pro(
+            POINTS,
+            either(about("attention-kernel", "attention-op"), value("attention", "sdpa", "flash", "xformers", "cudnn")),
+            "a special attention kernel is in use",
+        ),
+        pro(SUGGESTS, about("kernel"), "a special kernel is in use"),
+        pro(SUGGESTS, both(BAD_GRADIENT, about("attention-kernel")), "its backward pass gives NaN"),
+        pro(POINTS, either(about("compiled"), flag("compiled")), "the model is compiled"),
+        pro(
+            POINTS,
+            about("versions"),
+            "it depends on the version",
+            unless=about("new-parameters", "ignored-labels", "no-targets"),
+        ),
+        pro(POINTS, about("switched-off"), "switching a component off cures it", unless=flag("fp32-fine")),
+        pro(SUGGESTS, about("other-model-fine"), "another model with the same recipe is fine"),
+        pro(SUGGESTS, about("parallel-mode"), "one way of parallelism decides"),
+        pro(SUGGESTS, FP8, "8-bit formats rest on young code"),
+        pro(SUGGESTS, both(HIDDEN_NAN, either(BF16, AT_ONCE)), "a hidden NaN that fp16 does not explain"),
+        pro(SUGGESTS, both(BAD_GRADIENT, BF16), "NaN gradients in bf16: a backward kernel"),
+        pro(
+            SUGGESTS,
+            either(flag("depends-on-seq-len"), onset("data-length-dependent")),
+            "kernels fail at certain lengths",
+        ),
+        pro(SUGGESTS, flag("loss-above-uniform"), "the first loss is above chance level: a broken forward pass"),
+        pro(SUGGESTS, flag("some-losses-zero"), "some loss terms are exactly 0"),
+        pro(SUGGESTS, both(AT_ONCE, flag("loss-nan", "grad-nan-loss-finite", "grad-nan")), "wrong at the first step"),
+        pro(
+            SUGGESTS,
+            flag("spike-at-each-resume"),
+            "a bump at each resume: step counter, parameter groups, data position",
+        ),
+        pro(
+            POINTS,
+            both(flag("spike-at-each-resume"), flag("lr-continuous")),
+            "a bump at each resume although the rate goes on",
+        ),
+        pro(
+            HINTS,
+            flag("event-correlated", "constant-grad-norm", "no-loss-symptom", "level-shift"),
+            "it follows the program, not the data",
+        ),
+        pro(HINTS, onset("silent", "after-validation"), "it follows the program, not the data"),
+        pro(HINTS, flag("lower-lr-only-delays", "not-reproducible-elsewhere"), "the setup decides"),
+        pro(HINTS, both(flag("fp32-fine"), FP16), "the half-precision path is wrong"),
+        pro(HINTS, denied("loss-explodes-before-nan"), "it broke at once, without any growth before"),
+        con(HINTS, either(value("attention", "eager"), denied("compiled")), "the plain path fails too"),
+        con(SUGGESTS, denied("only-one-gpu-family"), "it is NaN on another kind of GPU too"),
+        con(SUGGESTS, denied("cpu-fine"), "it is NaN on the CPU too"),
+        con(SUGGESTS, IN_SOME_BATCHES, "it comes with certain batches", unless=about("attention-kernel", "kernel")),
+        con(
+            HINTS,
+            flag("loss-explodes-before-nan", "grad-norm-drift", "loss-scale-collapse", "recovers"),
+            "it grew, which a wrong kernel does not",
+        ),
+        con(SUGGESTS, flag("lr-discontinuity", "config-change-ignored"), "the learning rate explains it"),
+    ),
+    remedies=(
+        Remedy(
+            does='attn_implementation="eager" (or torch.backends.cuda.enable_flash_sdp(False)) for a hundred steps; '
+            "if that cures it, another version of the kernel",
+            when=either(about("attention-kernel", "attention-op"), value("attention")),
+        ),
+        Remedy(
+            does="switch off one component at a time for a hundred steps: torch.compile, fused optimizer, attention "
+            "kernel (eager), then another version or the CPU; nanproof locate names the first bad operation"
+        ),
+    ),
+    verify="The same hundred steps are finite with that one component switched off or exchanged, and bad again "
+    "with it.",
+)

@@ -1,0 +1,83 @@
+"""The learning rate is too high for this model, batch or phase."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Exclusion, Remedy
+from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, number, onset, pro, value
+from ..signs import BACK_TO_NORMAL, FP16, IN_SOME_BATCHES, NO_UPDATE_YET, ONE_STEP, RESUMED
+
+CAUSE = Cause(
+    name="lr-too-high",
+    title="the learning rate is too high",
+    what="""Each update overshoots: gradient and activation norms drift upwards, the loss climbs, then overflows.
+Typical are a rate made for a larger batch (8 GPUs) used on one, a rate from another optimizer or model size, and
+reinforcement learning, where the policy runs away from its reference. A lower rate cures it; when a lower rate only
+delays it, the cause is another one.""",
+    share=7.0,
+    clues=(
+        pro(POINTS, flag("diverges-as-lr-rises"), "it diverges while the learning rate rises"),
+        pro(POINTS, flag("lower-lr-helps"), "a lower learning rate helps"),
+        pro(POINTS, value("lr-above-config"), "the rate in force is above the configured one"),
+        pro(POINTS, flag("grad-norm-drift"), "gradient norms drift upwards"),
+        pro(HINTS, flag("activation-norm-drift"), "activation norms drift upwards"),
+        pro(SUGGESTS, flag("loss-explodes-before-nan", "grad-explosion"), "growth before NaN"),
+        pro(HINTS, flag("degenerate-text"), "generated text degenerates"),
+        pro(HINTS, flag("slow-divergence"), "the loss creeps upwards"),
+        pro(HINTS, flag("huge-finite-loss", "sudden-explosion", "no-recovery-no-divergence"), "the loss ran away"),
+        pro(SUGGESTS, onset("at-lr-peak"), "it began at the peak of the learning rate"),
+        pro(
+            SUGGESTS,
+            about("several-rates"),
+            "several learning rates were tried with different outcomes",
+            unless=flag("lower-lr-no-help", "lower-lr-only-delays"),
+        ),
+        pro(HINTS, either(value("tells", "lr"), about("learning-rate")), "the learning rate is part of the story"),
+        pro(
+            SUGGESTS,
+            both(about("large-batch"), either(value("tells", "lr"), about("learning-rate"))),
+            "a rate made for another batch size",
+        ),
+        pro(HINTS, both(number("lr", above=4.9e-4), about("adam")), "a high rate for Adam"),
+        pro(HINTS, both(number("lr", above=4.9e-4), value("optimizer", "adam", "adamw")), "a high rate for Adam"),
+        pro(SUGGESTS, number("lr", above=0.0499), "a rate of 0.05 or more"),
+        pro(
+            SUGGESTS,
+            both(about("rlhf", "reinforcement"), either(flag("degenerate-text"), onset("random-late", "late"))),
+            "a policy that runs away from its reference",
+        ),
+        pro(SUGGESTS, both(about("rlhf", "reinforcement"), flag("degenerate-text")), "its text degenerates"),
+        pro(
+            HINTS,
+            both(about("detection"), onset("early"), flag("loss-nan", "loss-explodes-before-nan", "hard-error")),
+            "detectors at their 8-GPU rate break within the first iterations",
+        ),
+        pro(POINTS, value("config-check", "NP703"), "the configured rate is out of the usual range"),
+        con(SUGGESTS, denied("loss-explodes-before-nan"), "nothing grew before"),
+        con(NAMES, flag("lower-lr-no-help"), "a lower learning rate changes nothing"),
+        con(POINTS, flag("lower-lr-only-delays"), "a lower learning rate only delays it"),
+        con(POINTS, onset("step1"), "at the first step the rate has done nothing yet"),
+        con(SUGGESTS, IN_SOME_BATCHES, "it comes with certain batches"),
+        con(SUGGESTS, BACK_TO_NORMAL, "it recovers by itself"),
+        con(
+            HINTS,
+            flag("cpu-fine", "only-one-gpu-family", "only-multi-gpu", "fp32-fine", "nan-weights"),
+            "a rate does not care for hardware",
+        ),
+        con(HINTS, both(ONE_STEP, FP16), "after one fp16 step the weights' dtype is likelier"),
+        con(
+            SUGGESTS,
+            both(RESUMED, flag("lr-discontinuity", "config-change-ignored")),
+            "the rate in force is not the configured one",
+        ),
+        con(HINTS, flag("seed-change-moves-it", "only-larger-model"), "seed or size move it"),
+    ),
+    excluded=(Exclusion(when=NO_UPDATE_YET, says="it was NaN before any update, or at a rate of 0"),),
+    remedies=(
+        Remedy(
+            does="halve the learning rate from the last healthy checkpoint and watch the gradient norm: nanproof "
+            "harden {config} --fact cause=lr-too-high"
+        ),
+    ),
+    verify="Over the next thousand steps the gradient norm stays within its old band and the loss falls; if it "
+    "only fails later, the rate was not the cause.",
+)

@@ -1,0 +1,48 @@
+"""Parameters that nobody initialised."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, onset, pro
+from ..signs import AT_ONCE
+
+CAUSE = Cause(
+    name="uninitialised-params",
+    title="new parameters hold whatever was in memory",
+    what="""``torch.empty``, a layer that is missing from the checkpoint under fast or meta-device loading, resized
+embeddings: the values are whatever memory held, often 0, sometimes 1e30 or NaN. So it differs from start to start,
+and a scan of the fresh model shows it.""",
+    share=3.5,
+    clues=(
+        pro(NAMES, about("new-parameters"), "new or uninitialised parameters are spoken of"),
+        pro(NAMES, onset("random-at-start"), "it is there at the start of some runs only"),
+        pro(POINTS, both(flag("nan-weights"), onset("before-training", "step1")), "weights are bad before training"),
+        pro(SUGGESTS, flag("seed-dependent"), "it depends on the seed"),
+        pro(
+            SUGGESTS,
+            both(flag("warning-in-log"), either(flag("nan-weights"), AT_ONCE)),
+            "a warning while loading",
+            unless=about("template", "ignored-labels"),
+        ),
+        pro(POINTS, flag("newly-initialised"), "the log names newly initialised weights"),
+        pro(HINTS, flag("huge-finite-loss"), "a huge but finite loss"),
+        pro(HINTS, flag("loss-above-uniform", "loss-high-then-nan"), "the first loss is above chance level"),
+        pro(HINTS, both(AT_ONCE, about("adapter")), "adapters are new parameters"),
+        pro(HINTS, flag("warning-in-log"), "a warning in the log: loading warns of weights that were not in the file"),
+        con(SUGGESTS, flag("loss-first-step-finite"), "the first loss is finite"),
+        con(POINTS, denied("newly-initialised"), "no weights are newly initialised"),
+        con(
+            POINTS,
+            onset("mid", "late", "random-late", "intermittent", "data-dependent"),
+            "it would be there from the start",
+        ),
+        con(SUGGESTS, flag("recovers", "lr-discontinuity", "only-with-padding", "only-one-gpu-family"), "another sign"),
+    ),
+    remedies=(
+        Remedy(
+            does="initialise them by hand (nn.init, or _init_weights for every module of yours) and check the fresh "
+            "model: nanproof diagnose --model MODULE:FACTORY"
+        ),
+    ),
+    verify="nanproof diagnose --model finds all parameters finite in five fresh starts.",
+)

@@ -1,0 +1,89 @@
+"""An operation used where it has no finite value."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Remedy
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..signs import BF16, FP16, FP32, LARGE_RUN
+
+CAUSE = Cause(
+    name="unstable-op",
+    title="an operation is used where it has no finite value or gradient",
+    what="""log 0, √0 in the backward pass, acos at ±1, exp of an unbounded number, division by a distance that can
+vanish, a standard deviation that an update pushes to 0 or below: finite for most inputs, and in every precision,
+until training reaches the pole.""",
+    share=6.0,
+    clues=(
+        pro(POINTS, about("log-exp"), "log, exp or an entropy is spoken of"),
+        pro(
+            POINTS,
+            about("poles"),
+            "a root, a division, an angle or a variance is spoken of",
+            unless=either(FP16, about("constant-input", "where")),
+        ),
+        pro(NAMES, about("backward-op"), "anomaly mode names the operation"),
+        pro(SUGGESTS, about("variational"), "exp of a learned log-variance is the usual place here"),
+        pro(NAMES, flag("std-shrinks"), "a standard deviation shrinks towards 0"),
+        pro(
+            POINTS,
+            both(about("reinforcement"), flag("hard-error")),
+            "a distribution got a parameter that it is not defined for",
+            unless=about("rlhf"),
+        ),
+        pro(SUGGESTS, about("distribution-error"), "a distribution complains of its parameters"),
+        pro(
+            SUGGESTS,
+            both(about("graph", "box-loss"), flag("loss-nan", "one-component-nan")),
+            "distances, angles and unions can vanish here",
+        ),
+        pro(HINTS, flag("fp32-also-nan"), "NaN in fp32 too"),
+        pro(SUGGESTS, flag("grad-nan-loss-finite-first"), "the backward pass was bad first"),
+        pro(
+            HINTS,
+            flag("grad-nan-loss-finite", "one-component-nan", "grad-explosion", "lower-lr-only-delays"),
+            "a backward pass or a single term was bad first",
+        ),
+        pro(HINTS, both(FP32, onset("mid", "late", "random"), flag("loss-nan")), "fp32, and not from the start"),
+        pro(HINTS, both(FP32, about("adversarial", "contrastive", "diffusion")), "own losses with roots and logs"),
+        pro(PROVES, value("mechanism", "pole", "invalid"), "a replayed step met a pole"),
+        pro(
+            POINTS,
+            value(
+                "lint",
+                "NP203",
+                "NP204",
+                "NP205",
+                "NP206",
+                "NP207",
+                "NP208",
+                "NP209",
+                "NP211",
+                "NP212",
+                "NP213",
+                "NP218",
+            ),
+            "the code does so",
+        ),
+        pro(HINTS, denied("loss-explodes-before-nan"), "it broke at once, without any growth before"),
+        con(SUGGESTS, flag("fp32-fine"), "fp32 is fine"),
+        con(HINTS, both(BF16, LARGE_RUN), "a large run with well-used code"),
+        con(
+            SUGGESTS,
+            flag("only-multi-gpu", "only-one-gpu-family", "cpu-fine", "recovers", "nan-weights", "lr-discontinuity"),
+            "the same code is fine elsewhere",
+        ),
+    ),
+    remedies=(
+        Remedy(
+            does="bound the parameter: log-std in [-20, 2], softplus plus a floor, never a raw std; nanproof lint "
+            "finds the place",
+            when=either(flag("std-shrinks"), about("distribution-error", "variational")),
+        ),
+        Remedy(
+            does="nanproof lint --select NP2 names the lines; nanproof.ops has safe_log, safe_sqrt, safe_div; "
+            "nanproof locate proves which one it was"
+        ),
+    ),
+    verify="nanproof.testing.assert_stable on the function over its whole domain; the step that failed is "
+    "finite when replayed.",
+)

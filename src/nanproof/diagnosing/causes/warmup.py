@@ -1,0 +1,41 @@
+"""The learning rate reaches its height too soon."""
+
+from __future__ import annotations
+
+from ..cause import Cause, Exclusion, Remedy
+from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, number, onset, pro, value
+from ..signs import IN_SOME_BATCHES, NO_UPDATE_YET, RESUMED
+
+CAUSE = Cause(
+    name="warmup",
+    title="the learning rate reaches its height too soon",
+    what="""In the first steps Adam's moments rest on a handful of batches and activations have not settled. A full
+or a linearly scaled rate then does what a later one would not. A longer ramp cures it at the same peak rate.""",
+    share=2.0,
+    clues=(
+        pro(NAMES, about("warm-up"), "the warm-up is spoken of", unless=NO_UPDATE_YET),
+        pro(SUGGESTS, flag("diverges-as-lr-rises"), "it diverges while the learning rate rises"),
+        pro(SUGGESTS, both(flag("diverges-as-lr-rises"), onset("early", "at-lr-peak")), "it diverges on the ramp"),
+        pro(POINTS, both(number("warmup", below=1.0), onset("early", "step2", "at-lr-peak")), "there is no warm-up"),
+        pro(HINTS, number("warmup", below=1.0), "there is no warm-up"),
+        pro(
+            POINTS,
+            both(value("warmup"), number("lr", above=0.0499), onset("early", "at-lr-peak")),
+            "a short ramp to a very high rate",
+        ),
+        pro(SUGGESTS, both(about("large-batch"), onset("early", "at-lr-peak")), "a rate scaled up for a large batch"),
+        pro(SUGGESTS, both(number("batch", above=511.0), onset("early", "at-lr-peak")), "a large batch, early"),
+        pro(SUGGESTS, onset("at-lr-peak"), "it began when the ramp ended"),
+        pro(HINTS, both(onset("early"), flag("loss-explodes-before-nan", "grad-explosion")), "early growth"),
+        pro(SUGGESTS, both(about("several-rates"), onset("early")), "several rates were tried, early"),
+        pro(SUGGESTS, value("config-check", "NP706"), "the config has no warm-up"),
+        con(SUGGESTS, denied("loss-explodes-before-nan"), "nothing grew before"),
+        con(POINTS, onset("late", "random-late", "mid"), "a warm-up is over by then"),
+        con(POINTS, onset("step1"), "at the first step the rate has done nothing yet"),
+        con(SUGGESTS, either(IN_SOME_BATCHES, RESUMED), "it comes with certain batches or resumes"),
+        con(POINTS, flag("lower-lr-no-help", "lower-lr-only-delays"), "the rate is not what decides"),
+    ),
+    excluded=(Exclusion(when=NO_UPDATE_YET, says="it was NaN before any update, or at a rate of 0"),),
+    remedies=(Remedy(does="the same peak rate with a longer ramp: nanproof harden {config} --fact cause=warmup"),),
+    verify="The loss falls through the whole ramp and the gradient norm has no peak at its end.",
+)

@@ -1,0 +1,109 @@
+"""From evidence to ranked causes: a pure function, additive in log-odds, with exclusions and an honest abstention.
+
+>>> from nanproof.diagnosing.evidence import Evidence, Fact
+>>> ranked = rank(Evidence.of(Fact(name="lr-discontinuity"), Fact(name="onset", value="after-resume")))
+>>> ranked[0].cause.name, ranked[0].confidence
+('scheduler-state-on-resume', 'strong')
+
+Each cause starts from how common it is and adds the weights of the clues that speak. A cause that the evidence excludes
+is left out, whatever speaks for it. Confidence rests on two things: the lead over the others, and how much speaks for
+the cause at all; a lead over nothing is no finding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .cause import Cause
+from .causes import all_causes
+from .clue import NAMES, POINTS, Clue
+from .evidence import Evidence, Fact
+
+Confidence = Literal["strong", "likely", "possible"]
+
+STRONG_SHARE, LIKELY_SHARE = 0.6, 0.35
+ENOUGH = 5.0
+"""Clues that suggest add up to as much as one that names the cause only when they are many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A cause with its score and the clues that made it."""
+
+    cause: Cause
+    score: float
+    share: float
+    """Its part of the probability among all causes that are not excluded."""
+    speaking: tuple[tuple[Clue, tuple[Fact, ...]], ...]
+
+    @property
+    def weight(self) -> float:
+        """How much speaks for it, apart from how common it is."""
+        return sum(c.weight for c, _ in self.speaking)
+
+    @property
+    def supported(self) -> bool:
+        return any(c.weight > 0 for c, _ in self.speaking)
+
+    @property
+    def confidence(self) -> Confidence:
+        best = max((c.weight for c, _ in self.speaking), default=0.0)
+        if self.share >= STRONG_SHARE and (best >= NAMES or self.weight >= ENOUGH):
+            return "strong"
+        if self.share >= LIKELY_SHARE and self.weight >= POINTS:
+            return "likely"
+        return "possible"
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        told = sorted((c for c in self.speaking if c[0].weight > 0), key=lambda c: -c[0].weight)
+        return tuple(dict.fromkeys(clue.tell(facts) for clue, facts in told))
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        told = sorted((c for c in self.speaking if c[0].weight < 0), key=lambda c: c[0].weight)
+        return tuple(dict.fromkeys(clue.tell(facts) for clue, facts in told))
+
+
+def rank(evidence: Evidence, causes: Sequence[Cause] | None = None) -> tuple[Ranked, ...]:
+    """All causes that are not excluded, the likeliest first."""
+    weighed = [
+        (cause, tuple((clue, facts) for clue in cause.all_clues if (facts := clue.found(evidence))))
+        for cause in (causes or all_causes())
+        if not any(e.when(evidence) for e in cause.excluded)
+    ]
+    scores = [cause.prior + sum(clue.weight for clue, _ in speaking) for cause, speaking in weighed]
+    shares = softmax(scores)
+    ranked = [
+        Ranked(cause=cause, score=score, share=share, speaking=speaking)
+        for (cause, speaking), score, share in zip(weighed, scores, shares, strict=True)
+    ]
+    return tuple(sorted(ranked, key=lambda r: (-r.score, r.cause.name)))
+
+
+def excluded(evidence: Evidence) -> dict[str, str]:
+    """What cannot be the cause, and why."""
+    found = {}
+    for cause in all_causes():
+        for exclusion in cause.excluded:
+            facts = exclusion.when(evidence)
+            if facts:
+                places = ", ".join(dict.fromkeys(f.where for f in facts if f.where))
+                found[cause.name] = f"{exclusion.says} ({places})" if places else exclusion.says
+                break
+    return found
+
+
+def softmax(scores: Iterable[float]) -> list[float]:
+    """Shares of probability.
+
+    >>> softmax([0.0, 0.0])
+    [0.5, 0.5]
+    """
+    values = list(scores)
+    top = max(values, default=0.0)
+    powers = [math.exp(s - top) for s in values]
+    return [p / sum(powers) for p in powers]

@@ -1,0 +1,96 @@
+"""Logs and tracker files: all of a run, the newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import NanproofError
+from ...logs import LogFile, Series, read
+from ...logs.timeline import Timeline, timeline
+from ..diagnosis import Looked, Moment
+from ..evidence import Fact
+from .part import Part
+from .story import read_story
+
+MAX_LOGS = 12
+MAX_MOMENTS = 60
+
+
+def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tuple[Part, tuple[Series, ...]]:
+    """All logs of a run, the newest first, and the series themselves for those who compare them with other files.
+
+    ``every``: how many steps there are between rows, as the config says; consoles of trainers do not tell.
+    """
+    looked: list[Looked] = []
+    facts: list[Fact] = []
+    notes: list[str] = []
+    series: list[Series] = []
+    moments: list[Moment] = []
+    for log in found[:MAX_LOGS]:
+        name = name_in(root, log.path)
+        try:
+            one = read(log.path, run=log.run or None)
+        except (NanproofError, OSError) as error:
+            looked.append(Looked(mark="✗", what="log", found=f"{name}: {error}"))
+            continue
+        story = timeline(one)
+        looked.append(
+            Looked(mark="✓" if story.outcome == "healthy" else "!", what="log", found=_summary(name, one, story))
+        )
+        notes += [f"{name}: {n}" for n in one.notes]
+        facts += read_story(one, story, name, each_step=one.unit == "step" or (every == 1 and one.unit == "row"))
+        moments += _moments(story, name) if not series else []
+        series.append(one)
+    if len(found) > MAX_LOGS:
+        notes.append(f"{len(found) - MAX_LOGS} older logs were not read")
+    return Part(facts=tuple(facts), looked=tuple(looked), notes=tuple(notes), moments=tuple(moments)), tuple(series)
+
+
+def name_in(root: Path, path: str | Path) -> str:
+    """A path as the user knows it: below the folder that was given."""
+    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else str(path)
+
+
+def _summary(name: str, series: Series, story: Timeline) -> str:
+    words = [series.format, f"{series.rows:,} rows", f"{story.outcome}"]
+    if story.first_step is not None:
+        words.insert(2, f"{story.unit}s {story.first_step:,} to {story.last_step:,}")
+    return f"{name}: {', '.join(words)}"
+
+
+def _moments(story: Timeline, name: str) -> Iterator[Moment]:
+    """What went wrong, resumes, and how it ended; ordinary spikes and overflows only when there is little else."""
+    told = [m for m in story.moments if not m.benign or m.kind in ("resume", "finished", "scale-search")]
+    told = told or list(story.moments)
+    for moment in told[:MAX_MOMENTS]:
+        place = f" ({name}:{moment.line})" if moment.line is not None else ""
+        yield Moment(when=f"{story.unit} {moment.step:,}", what=f"{moment.text}{place}")
+    if len(told) > MAX_MOMENTS:
+        yield Moment(when="later", what=f"{len(told) - MAX_MOMENTS} more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """The learning rate at which a run went on: the highest of its last stretch."""
+
+    rate: float
+    since: int
+    log: str
+    resumed: bool
+
+
+def rate_in_force(series: Sequence[Series], root: Path) -> Rate | None:
+    """The rate in the newest log that has one."""
+    for one in series:
+        lr = one.lr
+        if lr is None or not len(lr):
+            continue
+        resumed = timeline(one).of("resume")
+        stretch = lr.only((lr.rows >= (resumed[-1].row if resumed else 0)) & ~lr.bad)
+        if len(stretch):
+            log = name_in(root, one.source)
+            rate, since = float(stretch.values.max()), int(stretch.steps[0])
+            return Rate(rate=rate, since=since, log=log, resumed=bool(resumed))
+    return None

@@ -1,0 +1,71 @@
+"""What a log says in words, as facts: the messages that `nanproof.logs.messages` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...logs import Event, Series
+from ..evidence import Fact
+from ..wording import read_text
+
+_FLAGS: dict[str, tuple[str, ...]] = {
+    "unscale-fp16": ("unscale-error",),
+    "newly-initialised": ("newly-initialised",),
+    "labels-masked": ("labels-all-masked",),
+    "kernel-not-built": ("kernel-not-built",),
+    "sdpa-strides": ("cudnn-sdpa-warning",),
+    "device-assert": ("device-assert",),
+    "xid": ("xid-error",),
+    "memory-error": ("xid-error",),
+    "scale-minimum": ("loss-scale-collapse",),
+    "nan-in-file": ("nan-in-preprocessing",),
+    "grad-nonfinite": ("grad-nan",),
+    "loss-nonfinite": ("loss-nan",),
+}
+_TOPICS = {
+    "probabilities": "distribution-error",
+    "distribution": "distribution-error",
+    "negative-std": "distribution-error",
+}
+_READ = ("backward-op", "attention-op", "distribution-error", "ctc", "label-values", "no-targets", "ignored-labels")
+"""Topics that an exception's own words can be about; the others are too vague for a line of a log."""
+MOST = 200
+
+
+def read_messages(series: Series, name: str) -> Iterator[Fact]:
+    """The facts in the events of one log; each message counts once."""
+    seen: set[str] = set()
+    for event in series.events[:5000]:
+        if len(seen) > MOST:
+            return
+        for fact in _facts(event, _place(name, event)):
+            key = f"{fact.name}={fact.value}"
+            if key not in seen:
+                seen.add(key)
+                yield fact
+
+
+def _facts(event: Event, where: str) -> Iterator[Fact]:
+    words = f"“{event.text.strip()[:120]}”"
+    for flag in _FLAGS.get(event.name, ()):
+        yield Fact(name=flag, where=where, words=words)
+    if event.name in _TOPICS:
+        yield Fact(name="about", value=_TOPICS[event.name], where=where, words=words)
+    if event.name == "newly-initialised" and _telling(event.details.get("names", "")):
+        yield Fact(name="loss-above-uniform", where=where, words=f"weights missing that belong to the body: {words}")
+    if event.kind == "exception" or event.name in ("anomaly", *_TOPICS):
+        yield Fact(name="hard-error", where=where, words=words)
+        yield from (f for f in read_text(event.text, where=where) if f.value in _READ)
+    if event.kind == "warning" and event.name:
+        yield Fact(name="warning-in-log", where=where, words=words)
+
+
+def _telling(names: str) -> bool:
+    """A new head is normal; a new norm or embedding means that the checkpoint does not fit."""
+    return any(word in names for word in ("embed", "norm", "ln_", "layer.0", "layers.0"))
+
+
+def _place(name: str, event: Event) -> str:
+    if event.line is not None:
+        return f"{name}:{event.line}"
+    return f"{name}, step {event.step:,}" if event.step is not None else name

@@ -1,0 +1,224 @@
+"""The story of one log (`nanproof.logs.timeline`) in the words of the vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from ...logs import Series
+from ...logs.moments.moment import Moment as Told
+from ...logs.timeline import Timeline
+from ..evidence import Fact
+from ..wording import read_text
+from .messages import read_messages
+
+
+def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = True) -> Iterator[Fact]:
+    """The facts in one log. ``each_step``: its count is one of steps, so that 1 means the first."""
+
+    def fact(flag: str, moment: Told | None = None, words: str = "") -> Fact:
+        return Fact(name=flag, where=name, words=words or (moment.text if moment is not None else ""))
+
+    yield from read_messages(series, name)
+    yield from (fact(f, m) for f, m in _broken(series, story, each_step))
+    yield from (fact(f, m) for f, m in _before(story))
+    yield from (fact(f, m) for f, m in _spikes(story))
+    yield from (fact(f, m) for f, m in _scale(story))
+    yield from (fact(f, words=w) for f, w in _resumes(story))
+    yield from (fact(f, words=w) for f, w in _norms(series))
+    if _sudden(series, story):
+        words = "loss and gradient norm keep their level up to the break"
+        yield Fact(name="loss-explodes-before-nan", value=False, where=name, words=words)
+    onset = _onset(series, story, each_step)
+    if onset is not None:
+        yield Fact(name="onset", value=onset[0], where=name, words=onset[1])
+    if story.outcome == "healthy" and series.loss is not None and len(series.loss) >= 20:
+        yield fact("run-healthy", words="the log shows a run that is finite and learns")
+    if story.outcome in ("healthy", "useless") and series.loss is not None and len(series.loss) >= 20:
+        yield fact("loss-finite", words=f"all {series.loss.total:,} losses are finite")
+    for column in series.columns:
+        yield from (f for f in read_text(column.replace("_", " ").replace("/", " "), where=name) if f.value in _KINDS)
+
+
+_KINDS = ("ctc", "box-loss", "variational", "adversarial", "experts", "rlhf")
+_LOSS, _NORM = ("loss", "component"), "grad_norm"
+
+
+def _broken(series: Series, story: Timeline, each_step: bool) -> Iterator[tuple[str, Told]]:
+    """What became non-finite, and what that says."""
+    bad = {m.column: m for m in story.of("nonfinite")}
+    roles = {name: series.columns[name].role for name in bad}
+    losses = [m for name, m in bad.items() if roles[name] in _LOSS]
+    main = bad.get(series.loss.name) if series.loss is not None else None
+    for moment in losses[:1]:
+        yield "loss-nan", moment
+        if moment.until is not None and moment.until < (story.last_step or 0) and moment.numbers["stretches"] >= 1:
+            yield "keeps-training", moment
+            if moment.numbers["count"] < 0.5 * moment.numbers["points"]:
+                yield "intermittent-nan", moment
+        if each_step and "last_finite" not in moment.numbers and moment.step <= 1 and not story.of("resume"):
+            yield "nan-before-first-update", moment
+        if moment.numbers.get("last_finite_step", math.inf) <= 1 and moment.step <= 2:
+            yield "loss-first-step-finite", moment
+            yield "nan-after-first-step", moment
+        if moment.numbers.get("lr") == 0.0:
+            yield "nan-at-lr-0", moment
+    parts = [m for m in losses if roles[m.column] == "component"]
+    healthy = [c for c in series.components if c.name not in bad and c.role == "component"]
+    if parts and (healthy or (main is not None and parts[0].row < main.row)):
+        yield "one-component-nan", parts[0]
+    for moment in (m for name, m in bad.items() if roles[name] == _NORM):
+        yield from _bad_norm(moment, main, story)
+    for moment in [m for name, m in bad.items() if roles[name] == "eval"][:1]:
+        yield ("val-also-nan" if losses or story.of("hidden-nan") else "eval-only-nan"), moment
+    for kind, flag in (
+        ("hidden-nan", "loss-zero-grad-nan"),
+        ("masked-loss", "loss-zero-grad-zero"),
+        ("zero-loss", "loss-zero"),
+    ):
+        for moment in story.moments:
+            if moment.kind == kind:
+                yield flag, moment
+                break
+
+
+def _bad_norm(norm: Told, loss: Told | None, story: Timeline) -> Iterator[tuple[str, Told]]:
+    hidden = bool(story.of("hidden-nan"))
+    if norm.value is not None and math.isinf(norm.value) and norm.step <= 50 and norm.until != story.last_step:
+        yield "grad-inf-early", norm
+    elif hidden:
+        return
+    elif loss is None:
+        yield "grad-nan-loss-finite", norm
+    elif norm.row < loss.row:
+        yield "grad-nan-loss-finite-first", norm
+
+
+def _before(story: Timeline) -> Iterator[tuple[str, Told]]:
+    """How it went before it broke."""
+    for moment in story.of("growth"):
+        if "norm" in moment.column:
+            yield "grad-explosion", moment
+        else:
+            yield ("loss-explodes-before-nan" if moment.numbers["points"] >= 3 else "loss-jump-before"), moment
+    for moment in story.of("divergence")[:1]:
+        yield "slow-divergence", moment
+    for moment in story.of("flat", "chance")[:1]:
+        yield "no-learning", moment
+    for moment in story.of("negative-loss")[:1]:
+        if moment.numbers["lowest"] < -0.5:
+            yield "negative-loss", moment
+
+
+def _spikes(story: Timeline) -> Iterator[tuple[str, Told]]:
+    """Which course the spikes of the loss took."""
+    spikes = [m for m in story.of("spike") if "norm" not in m.column]
+    if not spikes:
+        return
+    lost = [m for m in spikes if not m.benign]
+    broke = story.outcome in ("dead", "hurt", "stopped")
+    if lost and len(spikes) - len(lost) >= 2:
+        yield "spikes-that-stop-recovering", lost[0]
+    elif lost and not broke:
+        yield "spike-then-plateau", lost[0]
+    elif not lost and not broke:
+        yield "recovers", spikes[-1]
+        if any("lead" in m.numbers for m in spikes):
+            yield "grad-norm-leads", next(m for m in spikes if "lead" in m.numbers)
+        if len(spikes) >= 6:
+            yield "irregular-spikes", spikes[-1]
+
+
+def _scale(story: Timeline) -> Iterator[tuple[str, Told]]:
+    kinds = {"scale-collapse": "loss-scale-collapse", "scale-search": "loss-scale-halving-at-start"}
+    for moment in story.of("scale-collapse", "scale-search"):
+        yield kinds[moment.kind], moment
+    for moment in story.of("scale-fall"):
+        span = max(1, (story.last_step or 0) - (story.first_step or 0))
+        if moment.numbers["falls"] <= max(3, span / 300):
+            yield "loss-scale-halving-sparse", moment
+
+
+def _resumes(story: Timeline) -> Iterator[tuple[str, str]]:
+    """Resumes, what the rate did there, and whether the loss leapt at each of them."""
+    jumps = [m for m in story.of("lr-jump") if not m.benign]
+    for moment in jumps[:1]:
+        yield "lr-discontinuity", moment.text
+    found = story.of("resume")
+    if not found:
+        if story.unit == "step" and story.first_step is not None and story.first_step <= 1:
+            yield "never-resumed", "the log goes from its first step on without a resume"
+        return
+    yield "resumed", f"resumed at {story.unit} {found[-1].step:,}"
+    both = [m.numbers for m in found if {"lr_before", "lr_after"} <= set(m.numbers)]
+    if not jumps and both and all(_near(n["lr_before"], n["lr_after"], 1.25) for n in both):
+        yield "lr-continuous", f"lr {both[-1]['lr_before']:.3g} before the resume, {both[-1]['lr_after']:.3g} after"
+    losses = [m for m in found if {"loss_before", "loss_after"} <= set(m.numbers)]
+    if losses and all(m.numbers["loss_after"] > 1.3 * abs(m.numbers["loss_before"]) for m in losses):
+        last = losses[-1].numbers
+        yield (
+            "spike-at-each-resume",
+            f"loss {last['loss_before']:.4g} before the resume, {last['loss_after']:.4g} after",
+        )
+
+
+def _near(a: float, b: float, factor: float) -> bool:
+    return min(a, b) > 0 and max(a, b) <= factor * min(a, b)
+
+
+def _norms(series: Series) -> Iterator[tuple[str, str]]:
+    """A gradient norm that never changes, is tiny, or drifts upwards."""
+    norm = series.grad_norm
+    if norm is None:
+        return
+    values = norm.values[~norm.bad]
+    if len(values) < 12:
+        return
+    if values.min() == values.max() and values[0] > 0:
+        yield "constant-grad-norm", f"{norm.name} is {values[0]:.6g} at all {len(values):,} points"
+        return
+    if 0 < np.median(values) < 1e-4:
+        yield "grad-norm-tiny", f"the median of {norm.name} is {np.median(values):.2g}"
+    quarters = [float(np.median(q)) for q in np.array_split(values, 4)]
+    if quarters[0] > 0 and all(b > 1.3 * a for a, b in pairwise(quarters)):
+        shown = ", ".join(f"{q:.3g}" for q in quarters)
+        yield "grad-norm-drift", f"the median of {norm.name} by quarter of the run: {shown}"
+
+
+def _onset(series: Series, story: Timeline, each_step: bool) -> tuple[str, str] | None:
+    """When the first thing that counts went wrong, in the vocabulary's words."""
+    first = next((m for m in story.moments if m.kind in ("hidden-nan", "nonfinite") and _counts(series, m)), None)
+    if first is None or story.last_step is None:
+        return None
+    last = max(series.max_steps or 0, story.last_step)
+    words = f"first bad at {story.unit} {first.step:,} of {last:,}"
+    resumed = [m for m in story.of("resume") if m.row <= first.row]
+    if (
+        first.kind == "nonfinite"
+        and first.until != story.last_step
+        and first.numbers["count"] < 0.5 * first.numbers["points"]
+    ):
+        return "intermittent", words
+    if resumed and 0 <= first.step - resumed[-1].step <= max(200, last // 20):
+        return "after-resume", f"{words}, {first.step - resumed[-1].step:,} after a resume"
+    if each_step and first.step <= 2 and (series.logging_steps or 1) == 1 and not resumed:
+        return ("step1" if first.step <= 1 else "step2"), words
+    if first.step <= max(last // 20, min(500, last // 4)):
+        return "early", words
+    return ("late" if first.step > 0.6 * last else "mid"), words
+
+
+def _sudden(series: Series, story: Timeline) -> bool:
+    """Whether it broke out of a level course: ten good points before, and nothing that grew, leapt or drifted."""
+    loss = series.loss
+    first = next((m for m in story.of("nonfinite", "hidden-nan") if _counts(series, m)), None)
+    if first is None or loss is None or int((loss.rows < first.row).sum()) < 10:
+        return False
+    return not story.of("growth", "divergence") and not [m for m in story.of("spike") if not m.benign]
+
+
+def _counts(series: Series, moment: Told) -> bool:
+    return series.columns[moment.column].role in ("loss", "component", "grad_norm")

@@ -1,0 +1,268 @@
+"""Changes to the user's files that can be taken back, bit for bit, and that a kill cannot leave half done.
+
+>>> import tempfile, pathlib
+>>> home = pathlib.Path(tempfile.mkdtemp())
+>>> _ = (home / "train.py").write_bytes(b"old")
+>>> done = apply({home / "train.py": b"new"}, home=home, why="lint --fix")
+>>> (home / "train.py").read_bytes(), [p.name for p in undo(home)], (home / "train.py").read_bytes()
+(b'new', ['train.py'], b'old')
+
+Each application is a folder ``.nanproof/journal/ID`` that is there before the first file changes: ``entry.json``
+says which files, with the hashes of their old and new bytes, and beside it lie the old bytes themselves. The file
+``applied`` marks the end, ``undoing`` the beginning and ``undone`` the end of taking it back. An application with
+neither ``applied`` nor ``undone`` was killed; `recover` takes it back.
+"""
+
+from __future__ import annotations
+
+import datetime
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .errors import FormatError, UsageError
+from .records import from_json, to_json
+
+FOLDER = Path(".nanproof") / "journal"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """One file of an application: its hashes, and its permissions; ``old`` is None for a file that was created."""
+
+    path: str
+    old: str | None
+    new: str
+    mode: int | None = None
+    backup: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """What was changed, when and why."""
+
+    id: str
+    time: str
+    why: str
+    files: tuple[Touched, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+
+def apply(
+    changes: Mapping[Path, bytes], *, home: Path, why: str, details: Mapping[str, Any] | None = None
+) -> Application:
+    """Write new contents into files, journal first, each file atomically and with the permissions it had.
+
+    Files that do not exist are created. If one of them cannot be written, those before it are put back.
+    """
+    recover(home)
+    contents = {_real(path): data for path, data in changes.items()}
+    _refuse_read_only(contents, home)
+    place = files.make_folder(home / FOLDER)
+    _keep_out_of_git(home)
+    with _Locked(place):
+        number = 1 + max((int(a.id) for a in _entries(home)), default=0)
+        application, backups = _intend(f"{number:04d}", contents, why, details or {})
+        with files.atomic_folder(place / application.id) as folder:
+            for name, data in backups.items():
+                files.write_atomic(folder / name, data)
+            files.write_atomic(folder / "entry.json", json.dumps(to_json(application), indent=1))
+        try:
+            for touched in application.files:
+                _write(Path(touched.path), contents[Path(touched.path)], touched.mode)
+        except OSError as error:
+            _restore(home, application)  # if this fails too, the journal has no end mark, and the next run does it
+            raise UsageError(f"{error.strerror}; what was written was put back", hint=_ROOM) from error
+        files.write_atomic(place / application.id / "applied", b"")
+    return application
+
+
+_ROOM = "make room, or make the files writable, then run again"
+
+
+def applications(home: Path) -> tuple[Application, ...]:
+    """What can be undone, oldest first."""
+    return tuple(a for a in _entries(home) if _is(home, a, "applied") and not _is(home, a, "undone"))
+
+
+def undo(home: Path, id: str | None = None) -> tuple[Path, ...]:
+    """Put the exact old bytes back: of the last application, or of the one named; returns the files.
+
+    Files that the application created are removed. Nothing is touched if any file was edited since.
+    """
+    recover(home)
+    chosen = _choose(home, id)
+    with _Locked(home / FOLDER):
+        for touched in chosen.files:
+            if (now := _hash(Path(touched.path))) not in (touched.new, touched.old):
+                what = "was removed" if now is None else "was edited"
+                raise UsageError(
+                    f"{touched.path} {what} since {chosen.why} changed it; nothing was undone",
+                    hint=f"the old contents are in {home / FOLDER / chosen.id / (touched.backup or 'entry.json')}",
+                )
+        _refuse_read_only({Path(t.path): b"" for t in chosen.files}, home)
+        _restore(home, chosen)
+    return tuple(Path(t.path) for t in chosen.files)
+
+
+def unfinished(home: Path) -> tuple[Application, ...]:
+    """Applications that a kill left half-way, applying or undoing."""
+    return tuple(
+        a for a in _entries(home)
+        if not _is(home, a, "undone") and (_is(home, a, "undoing") or not _is(home, a, "applied"))
+    )  # fmt: skip
+
+
+def recover(home: Path) -> tuple[Application, ...]:
+    """Take back what a kill left half-way; returns what was taken back. Files edited since stay as they are."""
+    place = home / FOLDER
+    if not any(place.rglob(".*.tmp")) and not unfinished(home):
+        return ()
+    with _Locked(place):
+        for litter in list(place.rglob(".*.tmp")):
+            files.remove(litter)
+        found = unfinished(home)
+        for application in found:
+            _restore(home, application)
+    return found
+
+
+def home_of(path: Path) -> Path:
+    """The folder that keeps the journal for a file: that of the project around it, else its own."""
+    folder = path.absolute() if path.is_dir() else path.absolute().parent
+    marks = (FOLDER, Path("pyproject.toml"), Path(".git"))
+    return next((p for p in (folder, *folder.parents) if any((p / m).exists() for m in marks)), folder)
+
+
+class _Locked:
+    """The journal belongs to one process at a time."""
+
+    def __init__(self, place: Path) -> None:
+        self._lock = files.Lock(place)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _intend(
+    id: str, contents: Mapping[Path, bytes], why: str, details: Mapping[str, Any]
+) -> tuple[Application, dict[str, bytes]]:
+    """The record of what is going to happen, and the old bytes by the name of their backup."""
+    touched, backups = [], {}
+    for i, (path, data) in enumerate(contents.items()):
+        old = path.read_bytes() if path.exists() else None
+        name = f"{i:04d}-{path.name}" if old is not None else None
+        if name is not None and old is not None:
+            backups[name] = old
+        touched.append(
+            Touched(
+                path=str(path), old=None if old is None else _digest(old), new=_digest(data), backup=name,
+                mode=None if old is None else path.stat().st_mode & 0o7777,
+            )
+        )  # fmt: skip
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    application = Application(id=id, time=now, why=why, files=tuple(touched), details=details)
+    return application, backups
+
+
+def _restore(home: Path, application: Application) -> None:
+    """Old bytes back where new ones stand; begun and ended with a mark, so that a kill in between is continued."""
+    folder = home / FOLDER / application.id
+    files.write_atomic(folder / "undoing", b"")
+    for touched in application.files:
+        path = Path(touched.path)
+        for litter in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            files.remove(litter)
+        if _hash(path) != touched.new or touched.new == touched.old:
+            continue
+        if touched.backup is None:
+            files.remove(path)
+        else:
+            _write(path, (folder / touched.backup).read_bytes(), touched.mode)
+    files.write_atomic(folder / "undone", b"")
+
+
+def _write(path: Path, data: bytes, mode: int | None) -> None:
+    with files.atomic_file(path) as file:
+        file.write(data)
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
+
+
+def _choose(home: Path, id: str | None) -> Application:
+    possible = applications(home)
+    if id is None and possible:
+        return possible[-1]
+    for application in possible:
+        if application.id == id:
+            return application
+    if id is not None and any(a.id == id for a in _entries(home)):
+        raise UsageError(f"{id} is undone already", hint="nothing is left to do")
+    what = "there is nothing to undo" if id is None else f"there is no change {id!r} to undo"
+    known = ", ".join(a.id for a in possible[-3:])
+    raise UsageError(f"{what} in {home}", hint=f"choose from {known}" if known else "run it where the fix was applied")
+
+
+def _entries(home: Path) -> list[Application]:
+    place = home / FOLDER
+    found = []
+    for folder in sorted(p for p in place.glob("[0-9]*") if p.is_dir()):
+        try:
+            data = json.loads((folder / "entry.json").read_bytes())
+        except (OSError, ValueError):
+            raise FormatError(f"{folder} is not a journal entry", hint="move it away") from None
+        if isinstance(data, dict) and data.get("version", 0) > VERSION:
+            raise FormatError(f"{folder} was written by a newer nanproof", hint="update nanproof")
+        found.append(from_json(Application, data))
+    return found
+
+
+def _is(home: Path, application: Application, mark: str) -> bool:
+    return (home / FOLDER / application.id / mark).exists()
+
+
+def _real(path: Path) -> Path:
+    """Through links: replacing a link by a file would leave what it points to as it was."""
+    return path.resolve()
+
+
+def _refuse_read_only(contents: Mapping[Path, bytes], home: Path) -> None:
+    for path in contents:
+        place = path if path.exists() else path.parent
+        for one in {path.parent, place}:
+            if not one.exists():
+                raise UsageError(f"{one} does not exist; nothing was changed", hint="create the folder first")
+            if not os.access(one, os.W_OK) or not one.stat().st_mode & 0o222:
+                raise UsageError(f"{one} is read-only; nothing was changed", hint="make it writable, then run again")
+    if not os.access(home, os.W_OK) or not home.stat().st_mode & 0o222:
+        raise UsageError(
+            f"{home} is read-only; nothing was changed", hint="the journal is kept there; make it writable"
+        )
+
+
+def _keep_out_of_git(home: Path) -> None:
+    mark = home / FOLDER / ".gitignore"
+    if not mark.exists():
+        files.write_atomic(mark, "*\n")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _hash(path: Path) -> str | None:
+    with suppress(FileNotFoundError):
+        return _digest(path.read_bytes())
+    return None

@@ -1,0 +1,96 @@
+"""Finite but useless: a loss that is flat, at chance, negative, or rising again."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..series import Series
+from .moment import Moment, at, many, show
+
+POINTS = 20
+"""With fewer points a loss may well look flat."""
+CHANCES = (
+    2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50, 80, 91, 100, 150, 200, 256, 365, 400, 1000, 1024, 21841, 30522, 32000, 50257,
+    50304, 128256,
+)  # fmt: skip
+"""Numbers of classes and words that are common; the chance level is their logarithm."""
+
+
+def find_level(series: Series) -> list[Moment]:
+    """What is wrong with the level of a loss that is finite."""
+    return [*_flat(series), *_negative(series), *_divergence(series)]
+
+
+def _flat(series: Series) -> list[Moment]:
+    loss = series.loss
+    if loss is None:
+        return []
+    good = loss.only(~loss.bad & (loss.values != 0.0))
+    if len(good) < POINTS or len(good) < len(loss) // 2:
+        return []
+    tenth = max(5, len(good) // 10)
+    first, last = float(np.median(good.values[:tenth])), float(np.median(good.values[-tenth:]))
+    smooth = [float(np.median(part)) for part in np.array_split(good.values, 10)]
+    if first <= 0 or max(smooth) - min(smooth) > 0.02 * first:
+        return []
+    text = f"the loss is flat: {show(first)} at first, {show(last)} at the end of {many(loss.total, 'point')}"
+    level = float(np.median(good.values))
+    classes = next((k for k in CHANCES if abs(math.log(k) - level) < max(0.004, 0.002 * level)), None)
+    numbers = {"first": first, "last": last}
+    if classes is not None:
+        text += f"; ln {classes:,} is {math.log(classes):.4f}: the level of chance for {classes:,} classes"
+        numbers["classes"] = float(classes)
+    return [
+        Moment(
+            kind="flat" if classes is None else "chance", step=int(good.steps[0]), until=int(good.steps[-1]),
+            row=int(good.rows[0]), text=text, column=loss.name, value=level, numbers=numbers,
+        )
+    ]  # fmt: skip
+
+
+def _negative(series: Series) -> list[Moment]:
+    """Losses that fall below zero after having been above; those of policies do so by nature and start there."""
+    found = []
+    for column in (c for c in (series.loss, *series.components) if c is not None):
+        below = np.flatnonzero(column.values < 0)
+        if not len(below) or below[0] == 0 or column.values[0] <= 0:
+            continue
+        step, lowest = int(column.steps[below[0]]), float(np.nanmin(np.where(column.bad, np.nan, column.values)))
+        text = f"{column.name} is negative from {at(series, step)} on, {show(lowest)} at the lowest"
+        found.append(
+            Moment(
+                kind="negative-loss", step=step, row=int(column.rows[below[0]]), text=text, column=column.name,
+                value=float(column.values[below[0]]), numbers={"lowest": lowest, "count": float(len(below))},
+            )
+        )  # fmt: skip
+    return found
+
+
+def _divergence(series: Series) -> list[Moment]:
+    """A loss that has fallen and then rises again, slowly, to the end."""
+    loss = series.loss
+    if loss is None:
+        return []
+    good = loss.only(~loss.bad & (loss.values != 0.0))
+    if len(good) < POINTS:
+        return []
+    parts = np.array_split(np.arange(len(good)), min(20, len(good) // 5))
+    smooth = np.array([np.median(good.values[p]) for p in parts])
+    low = int(np.argmin(smooth))
+    risen = smooth[-1] - smooth[low]
+    fallen = smooth[0] - smooth[low]
+    rising = np.diff(smooth[low:])
+    steady = (rising < 0).sum() <= len(rising) // 3
+    if low >= len(smooth) - 2 or smooth[low] <= 0 or not steady or risen < max(0.25 * smooth[low], 0.5 * fallen):
+        return []
+    step = int(good.steps[parts[low][-1]])
+    text = f"the loss rises again from {show(float(smooth[low]))} at {at(series, step)} to {show(float(smooth[-1]))}"
+    return [
+        Moment(
+            kind="divergence", step=step, until=int(good.steps[-1]), row=int(good.rows[parts[low][-1]]), text=text,
+            column=loss.name, value=float(smooth[-1]),
+            numbers={"lowest": float(smooth[low]), "ratio": float(smooth[-1] / smooth[low])},
+        )
+    ]  # fmt: skip

@@ -1,0 +1,113 @@
+"""The learning rate: where it jumps, and where it stands still although the schedule moves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ..series import Column, Floats, Series
+from .moment import Moment, at, many, show, span
+
+MOST = 50
+
+
+def find_jumps(series: Series) -> list[Moment]:
+    """Where the rate changes at once by more than the schedule does, and whether a resume stands there."""
+    rate = series.lr
+    if rate is None or len(rate) < 3:
+        return []
+    good = rate.only(~rate.bad)
+    if len(good) < 3:
+        return []
+    change = np.abs(np.diff(good.values))
+    gap = np.maximum(np.abs(np.diff(good.steps)), 1)
+    larger = np.maximum(np.abs(good.values[1:]), np.abs(good.values[:-1]))
+    jumps = np.flatnonzero((change > 0.2 * larger) & (change > 8 * _usual(change / gap) * gap))
+    found = []
+    for i in jumps[:MOST].tolist():
+        before, after, step = float(good.values[i]), float(good.values[i + 1]), int(good.steps[i + 1])
+        resumed = _resumed(series, int(good.rows[i]), int(good.rows[i + 1]))
+        text = f"the learning rate goes at once from {show(before)} to {show(after)} at {at(series, step)}"
+        numbers = {"before": before, "after": after, "resumed": float(resumed)}
+        if before > 0:
+            numbers["ratio"] = after / before
+        found.append(
+            Moment(
+                kind="lr-jump", step=step, row=int(good.rows[i + 1]), text=text + (", at a resume" if resumed else ""),
+                column=rate.name, value=after, benign=after < before and not resumed, numbers=numbers,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _usual(slopes: Floats) -> Floats:
+    """How fast the rate moves around each change: the median of the three before and the three after it."""
+    padded = np.concatenate([slopes[:1].repeat(3), slopes, slopes[-1:].repeat(3)])
+    padded[:3], padded[-3:] = np.nan, np.nan
+    around = np.lib.stride_tricks.sliding_window_view(padded, 7)[:, [0, 1, 2, 4, 5, 6]]
+    return np.asarray(np.nanmedian(around, axis=1), np.float64)
+
+
+def _resumed(series: Series, before: int, after: int) -> bool:
+    boundaries = any(before < s.first_row <= after for s in series.segments[1:])
+    return boundaries or any(e.kind == "resume" and before < e.row <= after for e in series.events)
+
+
+def find_frozen(series: Series) -> list[Moment]:
+    """Stretches in which the rate stands still within a schedule that moves at every point: no step was taken.
+
+    The scaler skips the optimizer's step, and the trainer the schedule's with it. A rate that has reached its end, or
+    is printed with too few digits to move, does not count.
+    """
+    rate = series.lr
+    if rate is None or len(rate) < 8:
+        return []
+    good = rate.only(~rate.bad)
+    new_step = np.diff(good.steps) > 0
+    moves = np.diff(good.values)
+    still = (moves == 0) & new_step
+    moving = np.flatnonzero((moves != 0) & new_step)
+    if len(moving) < 4 or float(np.median(np.diff(moving))) > 1.5:
+        return []
+    found = []
+    runs = np.flatnonzero(np.diff(still.astype(np.int8), prepend=0, append=0))
+    for start, end in zip(runs[::2].tolist(), runs[1::2].tolist(), strict=True):
+        if start < moving[0] or not (_goes_on(moves, start, end) or _bad_norms(series, good, start, end)):
+            continue
+        first, last = int(good.steps[start]), int(good.steps[end])
+        text = f"the learning rate stands at {show(float(good.values[start]))} over {span(series, first, last)}"
+        text += " while the schedule moves: the steps between were skipped"
+        found.append(
+            Moment(
+                kind="lr-frozen", step=first, until=last, row=int(good.rows[start + 1]), text=text, column=rate.name,
+                value=float(good.values[start]), numbers={"points": float(end - start)},
+            )
+        )  # fmt: skip
+    return found if len(found) <= 3 else [_together(series, found)]
+
+
+def _together(series: Series, found: list[Moment]) -> Moment:
+    begin, end = found[0], found[-1]
+    text = (
+        f"the learning rate stands still {many(len(found), 'time')} between {at(series, begin.step)} and {end.until:,}"
+        " while the schedule moves: steps were skipped"
+    )
+    points = sum(m.numbers["points"] for m in found)
+    return dataclasses.replace(begin, until=end.until, text=text, numbers={"points": points})
+
+
+def _goes_on(moves: Floats, start: int, end: int) -> bool:
+    """Whether the schedule moves on after a halt as it did before; at a peak or a plateau of its own it does not."""
+    if start == 0 or end >= len(moves):
+        return False
+    before, after = float(moves[start - 1]), float(moves[end])
+    return before * after > 0 and 1 / 3 < after / before < 3
+
+
+def _bad_norms(series: Series, rate: Column, start: int, end: int) -> bool:
+    norm = series.grad_norm
+    if norm is None:
+        return False
+    mine = (norm.rows >= rate.rows[start + 1]) & (norm.rows <= rate.rows[end])
+    return bool(norm.bad[mine].any())

@@ -1,0 +1,133 @@
+"""Spikes of the loss and of the gradients, growth before the end, and a loss that turns round.
+
+A spike is a value far above the median of the 32 points before it, measured in their own scatter. It recovers when
+the values come back to where they were; what stays above is a new level.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ..series import Column, Floats, Series
+from .moment import Moment, at, many, show
+
+WINDOW = 32
+FIRST = 8
+"""How many points are needed before anything is called far from them."""
+FACTORS = {"loss": 1.3, "grad_norm": 5.0}
+DEVIATIONS = 8.0
+MOST = 50
+
+
+def find_spikes(series: Series) -> list[Moment]:
+    """The spikes of loss and gradient norm, the largest 50 of each."""
+    found = []
+    for column in (series.loss, series.grad_norm):
+        if column is not None:
+            spikes = _spikes(series, column)
+            largest = sorted(spikes, key=lambda m: -m.numbers["ratio"])[:MOST]
+            found += sorted(largest, key=lambda m: m.row)
+    return _with_leads(series, found)
+
+
+def _spikes(series: Series, column: Column) -> list[Moment]:
+    good = column.only(~column.bad)
+    values = good.values
+    if len(values) <= FIRST:
+        return []
+    middle, scatter = _before(values)
+    factor = FACTORS["grad_norm" if column.role == "grad_norm" else "loss"]
+    limit = np.maximum(middle + DEVIATIONS * scatter, np.where(middle > 0, factor * middle, middle))
+    over = np.flatnonzero(values > limit)
+    over = over[over >= FIRST]
+    found: list[Moment] = []
+    end = -1
+    for start in over.tolist():
+        if start <= end or len(found) > 1_000:
+            continue
+        base, calm = float(middle[start]), float(middle[start] + max(4 * scatter[start], 0.1 * abs(middle[start])))
+        back = np.flatnonzero(values[start:] <= calm)
+        length = int(back[0]) if len(back) else len(values) - start
+        end = start + length
+        found.append(_spike(series, good, column, start, length, base, bool(len(back))))
+    return found
+
+
+def _spike(
+    series: Series, good: Column, column: Column, start: int, length: int, base: float, recovered: bool
+) -> Moment:
+    peak = start + int(np.argmax(good.values[start : start + length]))
+    top, step = float(good.values[peak]), int(good.steps[start])
+    numbers = {"peak": top, "before": base, "ratio": top / base if base > 0 else np.inf, "points": float(length)}
+    text = f"{column.name} leaps from {show(base)} to {show(top)} at {at(series, int(good.steps[peak]))}"
+    if recovered:
+        back = int(good.steps[start + length])
+        numbers["recovered"] = float(back)
+        text += f" and is back at {at(series, back)}"
+    else:
+        level = float(np.median(good.values[-min(length, WINDOW) :]))
+        numbers["level"] = level
+        text += f" and does not come back: {show(level)} at the end"
+    return Moment(
+        kind="spike", step=step, until=int(good.steps[min(start + length, len(good) - 1)]), row=int(good.rows[start]),
+        text=text, column=column.name, value=top, benign=recovered, numbers=numbers,
+    )  # fmt: skip
+
+
+def _before(values: Floats) -> tuple[Floats, Floats]:
+    """The median of the points before each, and their robust standard deviation; the first have what there is."""
+    padded = np.concatenate([np.full(WINDOW, np.nan), values[:-1]])
+    middle, scatter = np.empty(len(values)), np.empty(len(values))
+    for start in range(0, len(values), 8_192):
+        block = np.lib.stride_tricks.sliding_window_view(padded[start : start + 8_192 + WINDOW - 1], WINDOW)
+        here = slice(start, start + len(block))
+        if start == 0:  # NaN only pads the beginning
+            block = np.where(np.isnan(block), block[:, -1:], block)
+            block[0] = values[0]
+        middle[here] = np.median(block, axis=1)
+        scatter[here] = 1.4826 * np.median(np.abs(block - middle[here, None]), axis=1)
+    return middle, np.maximum(scatter, 1e-3 * np.abs(middle))
+
+
+def _with_leads(series: Series, spikes: list[Moment]) -> list[Moment]:
+    """Say of a loss spike when the gradients leapt before it."""
+    norm = series.grad_norm.name if series.grad_norm is not None else ""
+    led = []
+    for spike in spikes:
+        before = [s for s in spikes if s.column == norm and s.column != spike.column and 0 < spike.row - s.row <= 8]
+        if before and spike.step > before[-1].step:
+            lead = spike.step - before[-1].step
+            text = f"{spike.text}; {norm} leapt {many(lead, series.unit)} earlier"
+            spike = dataclasses.replace(spike, text=text, numbers={**spike.numbers, "lead": float(lead)})
+        led.append(spike)
+    return led
+
+
+def find_growth(series: Series) -> list[Moment]:
+    """What grew in the points before the first non-finite one."""
+    found = []
+    for column in (series.loss, series.grad_norm):
+        if column is None or not column.bad.any():
+            continue
+        first = int(np.argmax(column.bad))
+        before = column.values[max(0, first - WINDOW) : first]
+        if len(before) < 4:
+            continue
+        base = float(np.median(before[: max(2, len(before) // 2)]))
+        last = float(before[-1])
+        factor = 1.5 if column.role != "grad_norm" else 3.0
+        if base > 0 and last > factor * base and last >= before.max() / 2:
+            rising = len(before) - int(np.argmax(before > base * factor**0.5))
+            step = int(column.steps[first - rising])
+            points = many(rising, "point")
+            text = f"{column.name} grew from {show(base)} to {show(last)} in the {points} before it was bad"
+            found.append(
+                Moment(
+                    kind="growth", step=step, until=int(column.steps[first - 1]), row=int(column.rows[first - rising]),
+                    text=text, column=column.name, value=last,
+                    numbers={"before": base, "ratio": last / base, "points": float(rising)},
+                )
+            )  # fmt: skip
+    return found

@@ -1,0 +1,114 @@
+"""When did what go wrong first: the story of a log, in order, a sentence for each moment.
+
+>>> from nanproof.logs.collect import Collector
+>>> log = Collector(source="train.log", format="text")
+>>> log.records([{"step": s, "loss": 2.0 if s < 40 else float("nan"), "lr": 1e-4} for s in range(100)])
+>>> story = timeline(log.series())
+>>> story.outcome
+'dead'
+>>> print(story.first.text)
+loss is NaN from step 40 on; the last finite value was 2 at step 39
+>>> print(story.dead.text)
+loss is NaN for 60 steps, to the end: 60 % of the steps after 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .moments.failure import ORDER, find_dead, find_nonfinite, find_zeros
+from .moments.level import find_level
+from .moments.moment import Moment, MomentKind
+from .moments.rates import find_frozen, find_jumps
+from .moments.scale import find_scale, find_skips
+from .moments.spikes import find_growth, find_spikes
+from .moments.words import find_resumes, find_words
+from .series import Series, Unit
+
+Outcome = Literal["healthy", "hurt", "dead", "stopped", "useless", "empty"]
+_HARD: tuple[MomentKind, ...] = (
+    "nonfinite", "hidden-nan", "masked-loss", "zero-loss", "scale-collapse", "message", "exception", "hardware",
+    "nan-iterations", "incident", "dead",
+)  # fmt: skip
+_WHOLE: tuple[MomentKind, ...] = ("flat", "chance")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What happened in a run, in the order of its log."""
+
+    source: str
+    unit: Unit
+    outcome: Outcome
+    """healthy; hurt: non-finite at times, finite at the end; dead: non-finite at the end; stopped: by an exception;
+    useless: finite, but flat, at chance or without labels; empty: nothing was read."""
+    moments: tuple[Moment, ...]
+    order: tuple[str, ...]
+    """The columns that became non-finite, the first first."""
+    first_step: int | None
+    last_step: int | None
+    first_values: Mapping[str, float]
+    last_values: Mapping[str, float]
+
+    def of(self, *kinds: MomentKind) -> tuple[Moment, ...]:
+        """The moments of some kinds."""
+        return tuple(m for m in self.moments if m.kind in kinds)
+
+    @property
+    def first(self) -> Moment | None:
+        """The first thing that went wrong: what is beyond doubt, or else what is suspicious. None if nothing did."""
+        wrong = [m for m in self.moments if not m.benign]
+        hard = [m for m in wrong if m.kind in _HARD]
+        return next(iter([*hard, *(m for m in wrong if m.kind not in _WHOLE), *wrong]), None)
+
+    @property
+    def before(self) -> tuple[Moment, ...]:
+        """What came before the first thing that went wrong: spikes, growth, resumes, jumps of the rate."""
+        first = self.first
+        return tuple(m for m in self.moments if first is not None and m.row < first.row and m.kind not in _WHOLE)
+
+    @property
+    def dead(self) -> Moment | None:
+        """The stretch at the end in which the run was no longer alive."""
+        return self.of("dead")[-1] if self.outcome == "dead" and self.of("dead") else None
+
+
+def timeline(series: Series) -> Timeline:
+    """The story of a log; a pure function."""
+    bad = find_nonfinite(series)
+    found = [
+        *bad, *find_zeros(series), *find_growth(series), *find_spikes(series), *find_jumps(series),
+        *find_frozen(series), *find_scale(series), *find_skips(series), *find_level(series), *find_words(series),
+        *find_resumes(series), *find_dead(series),
+    ]  # fmt: skip
+    told = [c for c in series.columns.values() if c.role in ORDER and len(c)]
+    segments = series.segments
+    return Timeline(
+        source=series.source, unit=series.unit, outcome=_outcome(series, found),
+        moments=tuple(sorted(found, key=lambda m: m.row)), order=tuple(m.column for m in bad),
+        first_step=segments[0].first_step if segments else None, last_step=segments[-1].last_step if segments else None,
+        first_values={c.name: float(c.values[0]) for c in told},
+        last_values={c.name: float(c.values[-1]) for c in told},
+    )  # fmt: skip
+
+
+def _outcome(series: Series, moments: list[Moment]) -> Outcome:
+    kinds = {m.kind for m in moments}
+    last = series.segments[-1].first_row if series.segments else 0
+    if series.empty:
+        return "empty"
+    hidden = [m for m in moments if m.kind in ("hidden-nan", "zero-loss")]
+    if any(m.until == series.segments[-1].last_step for m in hidden):
+        return "dead"
+    if any(m.kind == "dead" and m.row >= last for m in moments):
+        return "dead"
+    if kinds & {"exception", "hardware"} or any(m.kind == "stop" and m.name != "early-stopping" for m in moments):
+        return "stopped"
+    telling = ("loss", "component", "grad_norm")
+    if kinds & {"hidden-nan", "message", "nan-iterations"} or any(
+        m.kind == "nonfinite" and series.columns[m.column].role in telling for m in moments
+    ):
+        return "hurt"
+    return "useless" if kinds & {"masked-loss", "flat", "chance", "divergence"} else "healthy"
