@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := torch,lint,ui,plots,config,data,gguf,remote,hf,lightning,dev
+EXTRAS := torch,lint,ui,plots,data,gguf,remote,hf,lightning,dev
 # One thread for each test worker: two workers share two cores, and results do not depend on thread count.
 export OMP_NUM_THREADS ?= 1
 SEEDS ?= 200
