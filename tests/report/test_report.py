@@ -47,6 +47,17 @@ def test_a_report_holds_every_part(runs: tuple[Path, Path]) -> None:
         assert words in text, words
 
 
+def test_settings_that_differ_and_settings_to_change(runs: tuple[Path, Path]) -> None:
+    for run, rate in zip(runs, ("0.5", "1.0e-4"), strict=True):
+        (run / "config.yaml").write_text(f"optimizer:\n  name: adamw\n  lr: {rate}\nfp16: true\nmax_steps: 600\n")
+    text = markdown(find_runs([str(r) for r in runs]))
+    assert "| optimizer.lr | 0.5 | 0.0001 |" in text
+    assert "max\\_steps | 600" not in text
+    alone = markdown(find_runs([str(runs[0])]))
+    assert "### Settings: before, after, why" in alone
+    assert "lr" in alone.split("### Settings: before, after, why")[1].split("###")[0]
+
+
 def test_a_healthy_run_is_not_accused(runs: tuple[Path, Path]) -> None:
     text = markdown(find_runs([str(runs[1])]))
     assert "- [x] every logged value is finite" in text

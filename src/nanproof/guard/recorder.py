@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from ..files import JsonLines
 from ..records import Action, Reading, Verdict, to_json
 
 log = logging.getLogger("nanproof")
+SECONDS = 2.0
+"""How long a line may wait at most, when steps are slow: somebody may be watching."""
 
 
 class Recorder:
@@ -21,6 +24,7 @@ class Recorder:
         self._file = JsonLines(run_dir / "training_log.jsonl") if run_dir is not None else None
         self._lines: list[dict[str, Any]] = []
         self._every = every
+        self._flushed = time.monotonic()
 
     def add(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
         self.recent.append(reading)
@@ -29,10 +33,11 @@ class Recorder:
         line = {
             "step": reading.step, "update": update, "loss": reading.loss, **reading.components,
             "grad_norm": reading.grad_norm, "lr": reading.lr, "scale": reading.scale, "verdict": verdict.kind,
-            "action": action.kind, "seconds": round(reading.seconds, 6), **reading.watched,
+            "action": action.kind, "seconds": round(reading.seconds, 6), "timestamp": round(time.time(), 3),
+            **reading.watched,
         }  # fmt: skip
         self._lines.append(to_json(line))
-        if len(self._lines) >= self._every:
+        if len(self._lines) >= self._every or time.monotonic() - self._flushed > SECONDS:
             self.flush()
 
     def event(self, **fields: Any) -> None:
@@ -45,6 +50,7 @@ class Recorder:
         if self._file is None or not self._lines:
             return
         lines, self._lines = self._lines, []
+        self._flushed = time.monotonic()
         try:
             self._file.append(lines)
         except OSError as error:

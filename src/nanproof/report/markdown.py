@@ -12,6 +12,7 @@ from ..files import write_atomic
 from ..logs.timeline import Timeline, timeline
 from ..watch.glance import value
 from ..watch.runs import Run
+from .settings import changed, proposed
 
 
 def write_markdown(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
@@ -26,7 +27,7 @@ def markdown(runs: Sequence[Run]) -> str:
     stories = [timeline(run.series) for run in runs]
     lines = [f"# {' and '.join(_text(r.name) for r in runs)}", ""]
     if len(runs) > 1:
-        lines += [*_comparison(runs, stories), ""]
+        lines += [*_comparison(runs, stories), "", *_settings(runs)]
     for run, story in zip(runs, stories, strict=True):
         lines += [*_run(run, story, alone=len(runs) == 1), ""]
     lines += [*_monitoring(runs), ""]
@@ -49,6 +50,23 @@ def _comparison(runs: Sequence[Run], stories: Sequence[Timeline]) -> Iterator[st
     ]  # fmt: skip
     for name, cells in rows:
         yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _settings(runs: Sequence[Run]) -> Iterator[str]:
+    rows = list(changed(runs))
+    if rows:
+        names = " | ".join(_text(r.name) for r in runs[:2])
+        yield from ("### Settings changed", "", f"| setting | {names} |", "|---|---|---|")
+        yield from (f"| {' | '.join(map(_text, row))} |" for row in rows)
+        yield ""
+
+
+def _proposals(run: Run) -> Iterator[str]:
+    rows = list(proposed(run))
+    if rows:
+        yield from ("### Settings: before, after, why", "", "| setting | before | after | why |", "|---|---|---|---|")
+        yield from (f"| {' | '.join(map(_text, row))} |" for row in rows)
+        yield ""
 
 
 def _ends(run: Run, what: str) -> str:
@@ -81,6 +99,7 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
         yield ""
         for incident in incidents:
             yield from _chain(incident)
+    yield from _proposals(run)
     for title, text in (diagnosis.tables if diagnosis else {}).items():
         yield from (f"### {title}", "", "```text", text.rstrip(), "```", "")
     yield from _checklist(run, story, diagnosis, incidents)

@@ -55,7 +55,8 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
     notes = (f"only the first {MAX_FILES:,} files were looked at",) if len(files) >= MAX_FILES else ()
     logs = {(log.path, log.run): log for path in named for log in find_logs(path)}
     checkpoints = find_checkpoints(named)
-    other = {Path(log.path) for log in logs.values()} | {Path(c.path) for c in checkpoints}
+    # a run folder of nanproof may hold the config of the run as well
+    other = {Path(log.path) for log in logs.values() if log.format != "nanproof"} | {Path(c.path) for c in checkpoints}
     return Places(
         root=root,
         logs=tuple(sorted(logs.values(), key=lambda log: -log.modified)),
@@ -72,7 +73,7 @@ def _may_be_config(file: Path, other: set[Path]) -> bool:
     """By its ending; logs, and what lies inside of a checkpoint or a run folder, describe something else."""
     return (
         file.suffix.lower() in SUFFIXES
-        and file.name != "incident.json"
+        and "incidents" not in file.parts[-3:-1]
         and file not in other
         and not any(folder in other for folder in file.parents)
     )
