@@ -46,8 +46,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Finding", "Guard", "Incident", "NanproofError", "Policy", "Verdict", "diagnose", "harden", "lint", "locate", "scan",
-    "tap",
+    "Finding", "Guard", "Incident", "NanproofError", "Policy", "Verdict", "diagnose", "harden", "lint", "locate",
+    "scan", "tap",
 ]  # fmt: skip
 
 

@@ -82,8 +82,8 @@ def spoiled(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 BITES = (
     b"\0", b"\r", b"\n", b"\b", b"\x1b[", b"\x1b[31m", b"\x1b]0;", b"{", b"}", b'{"loss":', b"[[[[",
-    b"\xff\xfe", b"\xed\xa0\x80",    b"loss: ", b"nan ", b"loss nan ", b"1e999 ", b"%|", b"| 1/2 [", b"Epoch ", b"-" * 50, b"| a | b |\n",
-    b"\xf0\x9f", b"1,000,",
+    b"\xff\xfe", b"\xed\xa0\x80", b"loss: ", b"nan ", b"loss nan ", b"1e999 ", b"%|", b"| 1/2 [", b"Epoch ",
+    b"-" * 50, b"| a | b |\n", b"\xf0\x9f", b"1,000,",
     b"Traceback (most recent call last):\n", b'  File "x", line 1, in y\n', b"iter 99999999999999999999999: loss 1\n",
     b"step -5 loss: 3\n", b"step 1e300 loss: 3\n", b'{"step": 1e400, "loss": 1}\n', b'{"step": -9e18, "loss": 1}\n',
     b'{"epoch": 1e400, "loss": 1}\n', b'{"epoch": NaN, "loss": 1}\n', b"epoch nan loss: 1\n", b"Epoch inf/3 loss 1\n",

@@ -9,7 +9,7 @@ from nanproof.logs.collect import Collector
 from nanproof.logs.detect import HEAD, find_stream
 
 NAN, INF = math.nan, math.inf
-Points = list[tuple[int, float]]
+Points = list[tuple[int, float | str]]
 
 
 def read_bytes(data: bytes, *, chunk: int | None = None) -> Series:
@@ -33,7 +33,7 @@ def points(column: Column | None) -> Points:
     return [] if column is None else list(zip(column.steps.tolist(), map(plain, column.values.tolist()), strict=True))
 
 
-def plain(value: float) -> float | str:  # type: ignore[misc]
+def plain(value: float) -> float | str:
     return "nan" if math.isnan(value) else value
 
 

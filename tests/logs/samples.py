@@ -315,4 +315,40 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         {"loss": [(1, NAN), (2, math.inf)]},
         {},
     ),
+    "composer": (
+        "[epoch=1][batch=5/100]:\n\t Train time/epoch: 0\n\t Train loss/train/total: nan\n\t Train lr-DecoupledAdamW/group0: 0.0001\n",
+        {"Train loss/train/total": [(5, NAN)], "Train lr-DecoupledAdamW/group0": [(5, 0.0001)]},
+        {},
+    ),
+    "coqui": (
+        "   --> STEP: 24/406 -- GLOBAL_STEP: 30025\n     | > loss_gen: nan  (2.1)\n     | > amp_scaler: 256.0  (256.0)\n     | > grad_norm_0: nan  (10.1)\n",
+        {"loss_gen": [(30025, NAN)], "amp_scaler": [(30025, 256.0)], "grad_norm_0": [(30025, NAN)]},
+        {"max_steps": None},
+    ),
+    "gan": (
+        "[Epoch 0/200] [Batch 0/938] [D loss: 0.69] [G loss: 0.71]\n[Epoch 0/200] [Batch 1/938] [D loss: nan] [G loss: 0.72]\n",
+        {"D loss": [(0, 0.69), (1, NAN)], "G loss": [(0, 0.71), (1, 0.72)]},
+        {},
+    ),
+    "speechbrain": (
+        "epoch: 1, lr: 1.00e-03 - train loss: 3.2 - valid loss: 2.1, valid CER: 50.1\nepoch: 2, lr: 1.00e-03 - train loss: nan - valid loss: nan\n",
+        {"train loss": [(1, 3.2), (2, NAN)], "valid loss": [(1, 2.1), (2, NAN)], "lr": [(1, 1e-3), (2, 1e-3)]},
+        {"unit": "epoch"},
+    ),
+    "verl": (
+        "step:1 - actor/pg_loss:-0.002 - actor/grad_norm:nan - critic/rewards/mean:0.1\n",
+        {"actor/pg_loss": [(1, -0.002)], "actor/grad_norm": [(1, NAN)]},
+        {},
+    ),
+    "caffe": (
+        "I0101 00:00:00.000000 1 solver.cpp:228] Iteration 100, loss = nan\n"
+        "I0101 00:00:00.000000 1 solver.cpp:244]     Train net output #0: loss_bbox = nan (* 1 = nan loss)\n",
+        {"loss": [(100, NAN)], "loss_bbox": [(100, NAN)]},
+        {},
+    ),
+    "hf header": (
+        "***** Running training *****\n  Num Epochs = 3\n  Total optimization steps = 1,042\n{'loss': nan, 'epoch': 0.1}\n",
+        {"loss": [(1, NAN)]},
+        {"max_steps": 1042},
+    ),
 }  # fmt: skip

@@ -56,6 +56,7 @@ def test_a_config_is_no_record() -> None:
     series = read_text(
         "TrainingArguments(learning_rate=5e-05, loss=1.0, max_grad_norm=1.0)\nNamespace(lr=0.1, lambda_loss=0.5)\n"
         "lr: 0.001\nwarmup_steps: 100\nbatch size: 32\naux_loss_weight: 0.01\n"
+        "epochs: 10\nStep 1: load the model\nStep 2/3: tokenise\n"
     )
     assert series.rows == 0
     assert not series.columns

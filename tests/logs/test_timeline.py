@@ -234,6 +234,8 @@ def test_a_rate_that_stands_still_means_skipped_steps() -> None:
     dead = np.concatenate([np.linspace(1e-3, 5e-4, 50), [5e-4] * 50])
     stuck = story_of(range(100), loss=[*noise(50), *([0.0] * 50)], grad_norm=[1.0] * 50 + [NAN] * 50, lr=dead)
     assert stuck.of("lr-frozen")[0].until == 99
+    warm = [*np.linspace(1e-5, 1e-3, 40), *([1e-3] * 60)]  # constant by plan; the gradients go bad much later
+    assert not story_of(range(100), loss=noise(100), grad_norm=[1.0] * 90 + [NAN] * 10, lr=warm).of("lr-frozen")
     printed = np.round(np.linspace(6e-5, 5e-5, 1000), 7)  # three digits: it moves every tenth line only
     assert not story_of(range(1000), loss=noise(1000), lr=printed).of("lr-frozen")
 

@@ -49,6 +49,10 @@ def command(
         raise UsageError("nothing to lint was named", hint="nanproof lint .")
     if "-" in paths and (len(paths) > 1 or beside):
         raise UsageError("- stands for standard input and goes alone", hint="nanproof lint - < train.py")
+    if beside and fix:
+        raise UsageError("--fix writes into the files, --beside next to them", hint="give one of the two")
+    if screen.as_json and form not in ("text", "json"):
+        raise UsageError(f"--json and --format {form} are two formats", hint="give one of the two")
     screen.as_json = screen.as_json or form == "json"
     run = _inspect(paths, _split(select), _split(ignore))
     if not run.files:
@@ -214,7 +218,11 @@ def _show_outcome(screen: Screen, outcome: Outcome) -> None:
         words = [
             "applied" if repair.applied else "NOT APPLIED",
             "finding gone" if repair.gone else "FINDING STILL THERE",
-            "compiles" if repair.compiles else "DOES NOT COMPILE",
+            "compiles"
+            if repair.compiles
+            else "DOES NOT COMPILE"
+            if repair.compiled
+            else "did not compile before either",
         ]
         mark = click.style("verified", fg="green") if repair.verified else click.style("failed", fg="red")
         finding = repair.finding

@@ -1,7 +1,24 @@
-"""Guarding a training run: a bad step never happened."""
+"""Guarding a training run: a bad step never happened.
 
-from .guard import Guard
-from .policy import Policy
-from .taps import tap
+Names are resolved when they are first used: the policy can be read without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .guard import Guard as Guard
+    from .policy import Policy as Policy
+    from .taps import tap as tap
+
+_HOMES = {"Guard": "guard", "Policy": "policy", "tap": "taps"}
 
 __all__ = ["Guard", "Policy", "tap"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module 'nanproof.guard' has no attribute {name!r}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from .state import Training
 
@@ -42,6 +45,21 @@ class Backoff:
     def advance(self) -> None:
         self.factor = min(1.0, self.factor * self._growth)
 
+    @contextmanager
+    def on(self, optimizer: Optimizer) -> Iterator[None]:
+        """A block in which the lower learning rate is in force.
+
+        Only there, so that schedulers that compute from the last value are not disturbed.
+        """
+        full = [g["lr"] for g in optimizer.param_groups] if self.factor < 1.0 else []
+        for group, lr in zip(optimizer.param_groups, full, strict=False):
+            group["lr"] = lr * self.factor
+        try:
+            yield
+        finally:
+            for group, lr in zip(optimizer.param_groups, full, strict=False):
+                group["lr"] = lr
+
     def state_dict(self) -> dict[str, float]:
         return {"factor": self.factor, "growth": self._growth}
 
@@ -54,26 +72,19 @@ def step_optimizers(training: Training, backoff: Backoff, *, veto: Tensor | None
 
     With ``scaled`` GradScaler has its say, as in a plain loop; a step that was judged good does not need it.
 
-    The backed-off learning rate is in force for this call only, so schedulers that compute from the last
-    value are not disturbed.
     """
     for optimizer in training.optimizers:
-        full = [g["lr"] for g in optimizer.param_groups]
-        if backoff.factor < 1.0:
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * backoff.factor
         if veto is not None:
             optimizer.grad_scale, optimizer.found_inf = None, veto.to(torch.float32)  # type: ignore[attr-defined]
         try:
-            if scaled and training.scaler is not None:
-                training.scaler.step(optimizer)
-            else:
-                optimizer.step()
+            with backoff.on(optimizer):
+                if scaled and training.scaler is not None:
+                    training.scaler.step(optimizer)
+                else:
+                    optimizer.step()
         finally:
             if veto is not None:
                 del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-            for group, lr in zip(optimizer.param_groups, full, strict=True):
-                group["lr"] = lr
 
 
 def step_schedulers(training: Training, loss: float) -> None:
@@ -113,5 +124,9 @@ def back_off_scale(training: Training, floor: float, scale: float) -> bool:
 
 def hold_scale(training: Training, scale: float) -> None:
     """Make GradScaler forget this step's overflow and keep (or take) a scale; its growth counter stays."""
-    if training.scaler is not None and math.isfinite(scale):
+    if training.scaler is None or not math.isfinite(scale):
+        return
+    if training.defers_scale:
+        training.held_scale = float(scale)  # the loop's own update() comes later and must find its records
+    else:
         training.scaler.update(float(scale))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..errors import UsageError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """A batch that a loader has handed out, and which one it was."""
+
+    batch: Any
+    about: str
 
 
 class Feed(Generic[T]):
@@ -27,6 +36,10 @@ class Feed(Generic[T]):
     def __init__(self) -> None:
         self.position = 0
         self.batch: Any = None
+        self.about = ""
+        """Which batch it is, in words, where that is known."""
+        self.delivered: Callable[[], Sequence[Delivered]] = lambda: ()
+        """What loaders handed out last, where somebody watches them."""
         self._served: list[Any] = []
         self._again: Iterator[Any] | None = None
 

@@ -37,14 +37,15 @@ class Finder:
 
         Without a closure the model's part is played again; what lies between its output and the loss is not.
         """
-        step = closure or seam.step(self._training.model)
+        step = closure or seam.step()
         if step is None:
             return None
         kind = (verdict.kind, verdict.level, verdict.names[:1], verdict.origin)
         # every rank must come to the same answer here: they replay together
         if kind in self._settled or self._ranks.any(self._left <= 0):
             return None
-        moment.restore()
+        if moment.taken:
+            moment.restore()
         start = time.monotonic()
         try:
             several = not self._ranks.alone

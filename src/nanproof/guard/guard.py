@@ -16,6 +16,7 @@ from ..errors import NanproofError, UsageError
 from ..records import Action, Verdict
 from . import checks
 from .audit import Audit
+from .ears import Ear
 from .finder import Finder
 from .judge import Trends
 from .keeper import Keeper
@@ -32,6 +33,14 @@ from .taps import Watches
 
 T = TypeVar("T")
 Closure = Callable[[], Any]
+_guards: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Guard]] = weakref.WeakKeyDictionary()
+
+
+def guard_of(optimizer: Optimizer) -> Guard | None:
+    """The open guard that an optimizer is under; there should be no second one."""
+    found = _guards.get(optimizer)
+    guard = found() if found is not None else None
+    return guard if guard is not None and guard.open else None
 
 
 class Guard:
@@ -75,6 +84,7 @@ class Guard:
         log_every: int = 50,
         incident_bytes: int = 64 << 20,
         locate_seconds: float | None = 60.0,
+        loggers: Sequence[Any] = (),
     ) -> None:
         checks.check_numbers(
             max_norm=max_norm, accumulate=accumulate, every=every, snapshot_every=snapshot_every, window=window,
@@ -83,7 +93,7 @@ class Guard:
         )  # fmt: skip
         checks.check_choice("on_bad_microbatch", on_bad_microbatch, ("window", "microbatch"))
         checks.check_choice("sync", sync, ("exact", "late"))
-        checks.check_choice("share", share, ("flags", "gradients"))
+        checks.check_choice("share", share, ("flags", "gradients", "nothing"))
         checks.check_average(ema)
         policy = Policy.named(policy) if isinstance(policy, str) else policy
         self._drop = on_bad_microbatch == "microbatch" and accumulate > 1
@@ -94,8 +104,8 @@ class Guard:
         self.accumulate = accumulate
         self._watches = Watches(t.model, watch_modules, watch_params, every)
         self._probe = Probe(t.device, self._watches, t.gradient_max())
-        ranks = Ranks(t.model, sharded=t.sharded, device=t.device, share=share, deadline=deadline)
-        run = RunDir(run_dir, ranks.rank, ranks.world, t.device, log_every, incident_bytes)
+        ranks = Ranks(t.roots, sharded=t.sharded, device=t.device, share=share, deadline=deadline)
+        run = RunDir(run_dir, ranks.rank, ranks.world, t.device, log_every, incident_bytes, loggers)
         self._post = Post(
             training=t, policy=policy, ranks=ranks, run=run, ring=Ring(t, snapshot_every),
             keeper=Keeper(t, ranks, run, keep), trends=Trends(chance=chance), weights=dict(loss_weights or {}),
@@ -110,11 +120,11 @@ class Guard:
         self._begun = self._taken = self._synced = False
         self._open = True
         self._in_closure = False
-        self._hooks = [
-            t.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            t.model.register_forward_hook(self._after_forward),
-        ]
+        before, after = Ear(self._before_forward), Ear(self._after_forward)
+        self._hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in t.roots]
+        self._hooks += [m.register_forward_hook(after) for m in t.roots]
         atexit.register(_close_at_exit, weakref.ref(self))
+        _guards.update(dict.fromkeys(t.optimizers, weakref.ref(self)))
         self._post.taps.listen()
         self._post.ring.take(0, self.tally.updates)
         self._arm()
@@ -128,7 +138,7 @@ class Guard:
 
     def step(self, closure: Closure | None = None, *, batch: Any = None) -> Verdict:
         """Run forward and backward through the closure, judge, and act; without one, judge what `backward` did."""
-        if not self._open or self._post.run.closed:
+        if not self.open:
             raise UsageError("this guard is closed", hint="make a new Guard")
         if closure is not None:
             self._begin()
@@ -177,13 +187,13 @@ class Guard:
         if model.training and self._open and not self._begun:
             self._begin()
             if not self._in_closure and self.accumulate == 1:
-                self._post.seam.before(args, kwargs)
+                self._post.seam.before(model, args, kwargs)
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if model.training and self._begun and not self._in_closure and not self._taken and self.accumulate == 1:
-            self._post.seam.after(output)
+            self._post.seam.after(model, output)
 
     def _begin(self) -> None:
         """The moment before a forward pass: remember random states and buffers."""
@@ -300,7 +310,8 @@ class Guard:
     def _arm(self) -> None:
         """Say whether the next backward pass reduces gradients; DDP decides that in the forward pass."""
         self._synced = not self._post.local and self._micro == self.accumulate - 1
-        self._post.ranks.sync(self.training.model, self._synced)
+        if self.accumulate > 1:  # else DDP is as it has to be already
+            self._post.ranks.sync(self.training.roots, self._synced)
 
     def _reduce(self, count: int) -> int:
         """Bring gradients together where the backward passes did not; the number of micro-batches in them."""
@@ -311,7 +322,26 @@ class Guard:
                 p.grad = torch.zeros_like(p)
         return self._post.ranks.sum_([g for _, g in self.training.gradients()], count)
 
+    def _release(self) -> None:
+        """Leave the passes and steps to somebody who listens to the loop itself."""
+        for hook in self._hooks:
+            hook.remove()
+
     # --- checkpoints, state, the end --------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether it still guards: it was neither closed nor has it stopped the run."""
+        return self._open and not self._post.run.closed
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Where its log and its incidents are."""
+        return self._post.run.path
+
+    @property
+    def rank(self) -> int:
+        return self._post.ranks.rank
 
     def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a checkpoint, atomically; a state that is not finite is refused and nothing is written."""

@@ -72,6 +72,16 @@ class Post:
         self.backoff = act.Backoff()
         self.history = History()
         self.tally = run.tally
+        self.hands_off = False
+        """Whether the loop itself carries steps out; then a commit is only promised to it."""
+        self.promised: tuple[Seen, Verdict, Action] | None = None
+        self.taken = Action(kind="commit")
+        """The answer to the last step."""
+        self.stopped: GuardStop | None = None
+
+    def renew(self) -> None:
+        """A foreign loop's next step: nothing is promised yet."""
+        self.promised, self.taken = None, Action(kind="skip")
 
     # --- judging ----------------------------------------------------------------------------------------------
 
@@ -133,13 +143,20 @@ class Post:
         """Carry the step out; early warnings are recorded after it."""
         t, reading = self.training, seen.reading
         act.clip(t, self.max_norm, reading.grad_norm)
+        if self.hands_off:
+            self.promised = (seen, verdict, action)
+            return verdict
         act.step_optimizers(t, self.backoff, scaled=not math.isfinite(reading.grad_norm))
         if t.scaler is not None:
             t.scaler.update()
         act.step_schedulers(t, reading.loss)
         act.update_average(t)
-        self.after_update(reading)
-        self.finish(verdict, action, reading)
+        return self.account(seen, verdict, action)
+
+    def account(self, seen: Seen, verdict: Verdict, action: Action) -> Verdict:
+        """A step was carried out: learn from it, and look for early warnings."""
+        self.after_update(seen.reading)
+        self.finish(verdict, action, seen.reading)
         return self.warn(seen) or verdict
 
     def answer(self, seen: Seen, verdict: Verdict, closure: Closure | None) -> Verdict:
@@ -161,7 +178,8 @@ class Post:
                 self.window.clear()  # a new level was accepted: learn it
             self.commit(seen, verdict, action)
             return verdict
-        self.moment.restore()
+        if self.moment.taken:
+            self.moment.restore()
         if seen.reading.scale is not None:
             act.hold_scale(self.training, seen.reading.scale)
         if action.kind != "skip":
@@ -193,6 +211,10 @@ class Post:
         if self.decide(verdict).kind == "stop":
             self.stop(verdict, "the guard itself failed, and the policy stops then")
         if all(is_finite(g) for _, g in t.gradients()):
+            if self.hands_off:
+                unread = Seen(reading=self._no_reading(verdict), limits=Limits())
+                self.promised = (unread, verdict, Action(kind="commit"))
+                return verdict
             if self.max_norm is not None:
                 torch.nn.utils.clip_grad_norm_([p for _, p in t.parameters], self.max_norm)
             act.step_optimizers(t, self.backoff)
@@ -233,7 +255,19 @@ class Post:
             + (f"; the last good checkpoint is {good}" if good else ""),
         )
         log.error("nanproof: GuardStop, exit code %d: %s", stop.exit_code, stop)
+        self.stopped = stop
         raise stop
+
+    def block(self, path: Any, what: str, *, suspect: bool) -> None:
+        """A save was not carried out, because what it would have saved is bad.
+
+        With ``suspect`` the next step answers for the state; several ranks must be of one mind there.
+        """
+        self.tally.blocked.append(f"{path}: {what}")
+        self.run.event(event="save-blocked", path=str(path), reason=what)
+        if suspect:
+            self.ring.suspect()
+        log.error("nanproof: did not save %s: %s", path, what)
 
     def warn(self, seen: Seen) -> Verdict | None:
         """Headroom that keeps shrinking, a model that is dead: recorded, never vetoed."""
@@ -256,6 +290,7 @@ class Post:
                 self.ring.take(self.tally.steps, self.tally.updates)
 
     def finish(self, verdict: Verdict, action: Action, reading: Reading) -> None:
+        self.taken = action
         self.history = self.history.after(action, verdict.step, self.policy)
         if not verdict.ok:
             self.ranks.note(verdict.kind, action.kind, str(verdict.step))
@@ -267,7 +302,9 @@ class Post:
         """Keep an incident; that must not fail the run."""
         with self.surviving(f"keeping the incident at step {verdict.step}"):
             weights: dict[str, Tensor] = {} if self.training.sharded else dict(self.training.model.named_parameters())
-            self.run.incident(verdict, action, facts, self.taps, self.feed.batch, self.moment, weights, location)
+            self.run.incident(
+                verdict, action, facts, self.taps, self.feed.batch, self.moment, weights, location, self.feed.about
+            )
 
     @contextmanager
     def surviving(self, doing: str) -> Iterator[None]:

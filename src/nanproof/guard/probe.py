@@ -86,16 +86,20 @@ class Probe:
                 values.pop()
 
     @torch.no_grad()
-    def flags(self, limits: Limits) -> Tensor:
-        """What other ranks must hear of this micro-batch: input, prediction, loss, spike, each component."""
-        last = self._losses[-1]
+    def flags(self, limits: Limits, *, last_only: bool = True) -> Tensor:
+        """What other ranks must hear of a micro-batch or a window: input, prediction, loss, spike, each component."""
+        some = slice(-1, None) if last_only else slice(None)
         false = torch.zeros((), dtype=torch.bool, device=self._device)
+
+        def any_of(values: list[Tensor]) -> Tensor:
+            return false if not values else values[0] if len(values) == 1 else torch.stack(values).any()
+
         found = [
-            self._inputs[-1] if self._inputs else false,
-            self._predictions[-1] if self._predictions else false,
-            ~torch.isfinite(last),
-            last > limits.loss,
-            *(~torch.isfinite(v[-1]) for v in self._components.values()),
+            any_of(self._inputs[some]),
+            any_of(self._predictions[some]),
+            any_of([~torch.isfinite(v) for v in self._losses[some]]),
+            any_of([v > limits.loss for v in self._losses[some]]),
+            *(any_of([~torch.isfinite(c) for c in v[some]]) for v in self._components.values()),
         ]
         return torch.stack(found)
 
@@ -110,15 +114,18 @@ class Probe:
         scale: Tensor | None,
         limits: Limits,
         last_only: bool = False,
+        divided: bool = False,
     ) -> Tensor:
         """Start the copy of all numbers to the host; returns a device flag, true when the step is good.
 
-        The numbers are those of the whole window, or with ``last_only`` of its last micro-batch.
+        The numbers are those of the whole window, or with ``last_only`` of its last micro-batch. The loss of a
+        window is the mean of those of its micro-batches, or where they were ``divided`` before, the sum.
         """
         some = slice(-1, None) if last_only else slice(None)
         losses = self._losses[some]
-        vital = {"loss": _mean(losses), "grad_norm": norm.to(self._device)}
-        others: dict[str, Tensor] = {f"component:{k}": _mean(v[some]) for k, v in self._components.items()}
+        loss = _mean(losses, torch.zeros((), device=self._device))
+        vital = {"loss": loss * len(losses) if divided else loss, "grad_norm": norm.to(self._device)}
+        others: dict[str, Tensor] = {f"component:{k}": _mean(v[some], loss) for k, v in self._components.items()}
         if self._inputs:
             others["input"] = torch.stack(self._inputs[some]).any()
         if self._predictions:
@@ -184,8 +191,10 @@ class Probe:
         return self._bounds[1], self._bounds[2]
 
 
-def _mean(values: list[Tensor]) -> Tensor:
-    return values[0] if len(values) == 1 else torch.stack([v.float() for v in values]).mean()
+def _mean(values: list[Tensor], none: Tensor) -> Tensor:
+    if len(values) <= 1:
+        return values[0] if values else none
+    return torch.stack([v.float() for v in values]).mean()
 
 
 def _unpack(sent: _Sent, world: int) -> Seen:

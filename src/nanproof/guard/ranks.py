@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import DesyncError
 
-Share = Literal["flags", "gradients"]
+Share = Literal["flags", "gradients", "nothing"]
 
 
 def carry(loss: Tensor) -> Tensor:
@@ -30,12 +30,14 @@ def carry(loss: Tensor) -> Tensor:
 class Ranks:
     """This rank's line to the others; alone, every question is answered locally."""
 
-    def __init__(self, model: nn.Module, *, sharded: bool, device: torch.device, share: Share, deadline: float) -> None:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    def __init__(
+        self, roots: list[nn.Module], *, sharded: bool, device: torch.device, share: Share, deadline: float
+    ) -> None:
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and share != "nothing"
         self.rank = dist.get_rank() if several else 0
         self.world = dist.get_world_size() if several else 1
         self.share = share
-        self.ddp = several and isinstance(model, nn.parallel.DistributedDataParallel)
+        self.ddp = several and all(isinstance(m, nn.parallel.DistributedDataParallel) for m in roots)
         self.reduced = sharded or self.ddp
         """Whether gradients are the same (or shards of the same) on every rank after backward."""
         self._device = device
@@ -112,9 +114,9 @@ class Ranks:
             hint="gradients must be reduced over all ranks before guard.step, or every rank must see the same ones",
         )
 
-    def sync(self, model: nn.Module, on: bool) -> None:
+    def sync(self, roots: list[nn.Module], on: bool) -> None:
         """Whether the next backward pass reduces gradients (DDP only; FSDP2 always does)."""
-        if self.ddp:
+        for model in roots if self.ddp else ():
             setattr(model, "require_backward_grad_sync", on)  # noqa: B010  what DDP's no_sync() does
 
     def sum_(self, tensors: list[Tensor], count: int) -> int:

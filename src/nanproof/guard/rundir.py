@@ -14,6 +14,7 @@ from ..files import Lock, make_folder
 from ..locating import Location
 from ..records import Action, Incident, Reading, TensorFacts, Verdict
 from .incident import IncidentFolder, environment, now
+from .loggers import Loggers
 from .moment import Moment
 from .recorder import Recorder
 from .tally import Tally
@@ -27,8 +28,9 @@ class RunDir:
     """Writes what happens; without a folder it only remembers."""
 
     def __init__(
-        self, path: str | Path | None, rank: int, world: int, device: torch.device, log_every: int, incident_bytes: int
-    ) -> None:
+        self, path: str | Path | None, rank: int, world: int, device: torch.device, log_every: int, incident_bytes: int,
+        loggers: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
         self.path = Path(path) if path is not None else None
         self.tally = Tally()
         self._rank, self._world, self._device = rank, world, device
@@ -42,11 +44,13 @@ class RunDir:
                 self._lock = Lock(self.path)
                 self._lock.acquire()
         self._recorder = Recorder(self.path if rank == 0 else None, every=log_every)
+        self._loggers = Loggers(loggers if rank == 0 else ())
 
     def record(self, reading: Reading, verdict: Verdict, action: Action) -> None:
         """One step into the log and the counts."""
         self.tally.count(verdict, action)
         self._recorder.add(reading, verdict, action, self.tally.updates)
+        self._loggers.step(reading, action)
         if not verdict.ok:
             self._recorder.flush()
 
@@ -64,6 +68,7 @@ class RunDir:
         moment: Moment,
         weights: dict[str, Tensor],
         location: Location | None,
+        about: str = "",
     ) -> Incident:
         """Keep an incident: on the first rank and on the one it came from."""
         heard = taps.facts()
@@ -73,19 +78,24 @@ class RunDir:
             id=f"{verdict.step:06d}{suffix}", step=verdict.step, time=now(), rank=self._rank, world_size=self._world,
             verdict=verdict, action=action, tensors=tuple(looked), taps=heard,
             readings=tuple(self._recorder.recent), environment=environment(self._device),
-            location=location.to_json() if location is not None else None,
+            location=location.to_json() if location is not None else None, notes=(about,) if about else (),
         )  # fmt: skip
         where = None
         if self._incidents is not None and self._rank in (0, verdict.rank):
             states = (moment.buffers(), moment.random) if moment.taken else ({}, {})
             where = self._incidents.write(incident, batch, *states, weights)
+        self._loggers.incident(incident)
         if self._rank == 0:
             first = next((f for f in heard if f.bad), None)
             tapped = f"; first bad tap: {first}" if first else ""
             detail = f"; {looked[0]}" if looked else ""
-            detail = f"; {location.file}:{location.line} {location.op}: {location.why}" if location else detail
+            if location is not None:
+                place = f"{location.file}:{location.line} {location.op}: " if location.file else ""
+                detail = f"; {place}{location.why}"
             kept = f"; {where}" if where else ""
-            log.warning("nanproof: %s → %s (%s)%s%s%s", verdict, action.kind, action.reason, detail, tapped, kept)
+            named = f"; {about}" if about else ""
+            said = f"{verdict} → {action.kind} ({action.reason}){detail}{named}{tapped}{kept}"
+            log.warning("nanproof: %s", said)
         return incident
 
     def summary(self) -> str:

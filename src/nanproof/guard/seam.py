@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,6 +14,10 @@ from torch import Tensor, nn
 
 from ..locating import Location
 from ..tensors import is_finite, tensors_in
+
+_INNER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+KEPT_BYTES = 64 << 20
+"""Larger gradients of outputs are not kept: to hold those of an LLM's logits could cost a run its memory."""
 
 
 class Seam:
@@ -21,38 +27,51 @@ class Seam:
         self.clear()
 
     def clear(self) -> None:
+        self._module: nn.Module | None = None
         self._inputs: tuple[Any, Any] | None = None
+        self._several = False
         self._gradients: dict[int, Tensor] = {}
         self._outputs = 0
         self._backward: tuple[str, int, str] = ("", 0, "")
         self._node = ""
 
-    def before(self, args: Any, kwargs: Any) -> None:
-        """The root module is about to run."""
-        self._inputs = (args, kwargs)
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A root module is about to run."""
+        if self._module is None:
+            self._module, self._inputs = module, (args, kwargs)
+        else:
+            self._several = True
 
-    def after(self, output: Any) -> None:
+    def after(self, module: nn.Module, output: Any) -> None:
         """It has run: the gradients of its outputs will come by here."""
+        if module is not self._module or self._outputs:
+            self._several = True  # what runs in several calls cannot be played again as one
+            return
         found = _differentiable(output)
         self._outputs = len(found)
         for i, tensor in enumerate(found):
             tensor.register_hook(functools.partial(self._keep, i))  # type: ignore[no-untyped-call]
 
     def _keep(self, i: int, gradient: Tensor) -> None:
-        self._gradients[i] = gradient.detach()
+        if gradient.nbytes <= KEPT_BYTES:
+            self._gradients[i] = gradient.detach()
 
     def meet_backward(self, loss: Any) -> None:
-        """Where the loop calls guard.backward, and what kind of expression the loss is."""
-        frame = sys._getframe(2)
-        self._backward = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        """Where the loop calls backward, and what kind of expression the loss is."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_INNER):
+            frame = frame.f_back
+        if frame is not None:
+            self._backward = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         node = loss.grad_fn if isinstance(loss, Tensor) else None
         self._node = node.name() if node is not None else ""
 
-    def step(self, model: nn.Module) -> Callable[[], Tensor] | None:
+    def step(self) -> Callable[[], Tensor] | None:
         """The model's part of the step as a closure: its loss is linear in the outputs, with the same gradients."""
-        if self._inputs is None or self._outputs == 0:
+        if self._module is None or self._inputs is None or self._outputs == 0 or self._several:
             return None
-        args, kwargs = self._inputs
+        # what is compiled is played eagerly
+        model, (args, kwargs) = getattr(self._module, "_orig_mod", self._module), self._inputs
 
         def play() -> Tensor:
             outputs = _differentiable(model(*args, **kwargs))
@@ -78,4 +97,8 @@ class Seam:
 
 
 def _differentiable(output: Any) -> list[Tensor]:
+    """The outputs that the loss is made of; a model that returns its loss needs no more than that."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        return [loss]
     return [t for _, t in tensors_in(output) if t.requires_grad and t.is_floating_point()]

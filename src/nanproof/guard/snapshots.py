@@ -56,7 +56,8 @@ class Snapshot:
             _restore_plain(optimizer, plain)
         _copy(self._live_parameters(), self._parameters)
         _copy(self._live_state(), self._tensors)
-        for scheduler, state in zip(t.schedulers, self._plain["schedulers"], strict=True):
+        # not strict: a schedule that was made after the snapshot stays as it is
+        for scheduler, state in zip(t.schedulers, self._plain["schedulers"], strict=False):
             scheduler.load_state_dict(copy.deepcopy(state))
         if random_states:
             self._moment.restore()
@@ -132,6 +133,10 @@ class Ring:
             return False
         self._health.fill_(True)
         return True
+
+    def suspect(self) -> None:
+        """Somebody has found the state bad."""
+        self._health.fill_(False)
 
     def healthy(self) -> list[Snapshot]:
         """The usable snapshots, newest first."""

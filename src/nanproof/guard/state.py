@@ -16,6 +16,8 @@ from ..records import TensorFacts
 from ..tensors import facts_of, is_finite, local_values
 from .moment import Slot
 
+_Statistics = torch.nn.modules.batchnorm._NormBase
+
 Named = tuple[str, Tensor]
 
 
@@ -31,18 +33,29 @@ class Training:
         ema: Any = None,
     ) -> None:
         self.model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        # a container has no forward pass of its own: its members have
+        container = isinstance(self.model, nn.ModuleList | nn.ModuleDict)
+        self.roots: list[nn.Module] = list(self.model.children()) if container else [self.model]
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self.schedulers = (
             [] if scheduler is None else list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
         )
         self.scaler: Any = scaler if scaler is not None and scaler.is_enabled() else None
+        self.scalers = [self.scaler] if self.scaler is not None else []
+        """Every scaler whose state belongs to the training; ``scaler`` is that of the step at hand."""
+        self.defers_scale = False
+        """Whether the loop itself updates the scaler, and a scale to be held waits until then."""
+        self.held_scale: float | None = None
         self.ema = ema
         self._check()
         owned = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
         self.parameters = [(n, p) for n, p in self.model.named_parameters() if id(p) in owned]
+        self.judged = self.parameters
+        """The parameters that the step at hand is about: all, unless optimizers take turns."""
         self.slots: list[Slot] = [
             (f"{n}.{k}".lstrip("."), m, k) for n, m in self.model.named_modules() for k in m._buffers
         ]
+        self._meant = {n for n, m, k in self.slots if _meant(m, m._buffers[k])}
 
     def _check(self) -> None:
         for optimizer in self.optimizers:
@@ -79,7 +92,7 @@ class Training:
     def gradients(self) -> list[Named]:
         """The gradients of this step; of sparse ones their coalesced values, which alias them."""
         found = []
-        for name, p in self.parameters:
+        for name, p in self.judged:
             if p.grad is None:
                 continue
             if p.grad.layout == torch.sparse_coo:
@@ -113,7 +126,8 @@ class Training:
         for name, parameter in self.model.named_parameters():
             yield "parameter", name, parameter
         for name, buffer in self.buffers():
-            yield "buffer", name, buffer
+            if name not in self._meant:
+                yield "buffer", name, buffer
         for name, moment in self.optimizer_state():
             yield "optimizer state", name, moment
         for name, copy in self.averaged():
@@ -122,6 +136,10 @@ class Training:
     def sick(self) -> list[tuple[str, TensorFacts]]:
         """Every tensor of the state that is not finite, with its statistics."""
         return [(kind, facts_of(name, t)) for kind, name, t in self.everything() if not is_finite(t)]
+
+    def is_meant(self, name: str) -> bool:
+        """Whether a buffer of this name holds infinities on purpose."""
+        return name in self._meant
 
     def require_finite(self, doing: str, hint: str) -> None:
         """Raise `NonFiniteError` naming the first bad tensor."""
@@ -148,18 +166,32 @@ class Training:
         steps = [int(s["step"]) for o in self.optimizers for s in o.state.values() if "step" in s]
         return max([*steps, *(getattr(s, "last_epoch", 0) for s in self.schedulers), 0])
 
+    def take_held_scale(self) -> float | None:
+        held, self.held_scale = self.held_scale, None
+        return held
+
     def learning_rate(self) -> float:
         lr = self.optimizers[0].param_groups[0]["lr"]
         return float(lr)
 
     def scaler_tensors(self) -> list[Tensor]:
-        """The loss scale and its growth counter on the device, so that the scale can be read without a wait."""
-        if self.scaler is None:
-            return []
-        if self.scaler._scale is None:
-            self.scaler.scale(torch.zeros((), device=self.device))  # it makes its tensors on first use
-        return [self.scaler._scale, self.scaler._growth_tracker]
+        """The loss scales and their growth counters on the device."""
+        for scaler in self.scalers:
+            if scaler._scale is None:
+                scaler.scale(torch.zeros((), device=self.device))  # it makes its tensors on first use
+        return [t for s in self.scalers for t in (s._scale, s._growth_tracker)]
 
     def scale(self) -> Tensor | None:
-        """GradScaler's scale on the device."""
-        return self.scaler_tensors()[0] if self.scaler is not None else None
+        """GradScaler's scale on the device, so that it can be read without a wait."""
+        if self.scaler is None:
+            return None
+        self.scaler_tensors()
+        found: Tensor = self.scaler._scale
+        return found
+
+
+def _meant(module: nn.Module, buffer: Tensor | None) -> bool:
+    """Whether a buffer starts with infinities on purpose: an attention mask does, running statistics never do."""
+    if buffer is None or buffer.is_meta or isinstance(module, _Statistics) or is_finite(buffer):
+        return False
+    return not facts_of("buffer", buffer).nan

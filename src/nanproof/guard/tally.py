@@ -23,6 +23,8 @@ class Tally:
         self.actions: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.blocked: list[str] = []
+        """Saves that were not carried out, each with its reason."""
 
     def count(self, verdict: Verdict, action: Action) -> None:
         self.actions[action.kind] += 1
@@ -32,7 +34,7 @@ class Tally:
 
     @property
     def clean(self) -> bool:
-        return not self.kinds and not self.failures
+        return not self.kinds and not self.failures and not self.blocked
 
     def summary(self, where: str = "") -> str:
         """The end-of-run sentence.
@@ -58,7 +60,8 @@ class Tally:
         failed = (
             f"; the guard itself failed {len(self.failures)} times, first: {self.failures[0]}" if self.failures else ""
         )
-        return f"{line}\n  why: {why or 'no bad step'}{failed}" + (f"\n  incidents: {where}" if where else "")
+        blocked = "".join(f"\n  not saved: {b}" for b in self.blocked)
+        return f"{line}\n  why: {why or 'no bad step'}{failed}{blocked}" + (f"\n  incidents: {where}" if where else "")
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..floats import format_of
 from ..records import TensorFacts
+from .ears import Ear
 from .signals import absmax
 
 _listening: Taps | None = None
@@ -120,7 +121,7 @@ class Watches:
                 )
         self._on = False
         self._seen: dict[str, tuple[Tensor, float]] = {}
-        self._hooks = [m.register_forward_hook(self._hook(n)) for n, m in self._modules]
+        self._hooks = [m.register_forward_hook(Ear(self._hook(n))) for n, m in self._modules]
 
     @property
     def idle(self) -> bool:

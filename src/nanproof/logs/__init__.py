@@ -12,6 +12,11 @@ from __future__ import annotations
 
 from .find import LogFile, find_logs
 from .follow import Follower, follow, read
+from .moments.moment import Moment
 from .series import Column, Event, Segment, Series
+from .timeline import Timeline, timeline
 
-__all__ = ["Column", "Event", "Follower", "LogFile", "Segment", "Series", "find_logs", "follow", "read"]
+__all__ = [
+    "Column", "Event", "Follower", "LogFile", "Moment", "Segment", "Series", "Timeline", "find_logs", "follow", "read",
+    "timeline",
+]  # fmt: skip

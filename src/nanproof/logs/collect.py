@@ -92,7 +92,7 @@ class Collector:
             if points is not None:
                 points.add(row, step, value)
                 if len(points) > self._limit:
-                    points.thin(self._limit // 2)
+                    points.thin(self._limit // 4)
         return row, step
 
     def records(self, records: Sequence[dict[str, Any]], one: TakeOne | None = None) -> None:
@@ -163,7 +163,7 @@ class Collector:
         if points is not None:
             points.extend(rows, steps, values)
             if len(points) > self._limit:
-                points.thin(self._limit // 2)
+                points.thin(self._limit // 4)
 
     def give_role(self, name: str, role: Role) -> None:
         """Say what a column is, where its reader knows better than its name."""

@@ -16,16 +16,13 @@ grammars, the messages and last to the reader of plain pairs. What nobody unders
 from __future__ import annotations
 
 import calendar
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from . import numbers
 from .collect import Collector
-from .grammar import LINE, Grammar, Reading, read_pairs
+from .grammar import LINE, Grammar, Reading, is_heading, read_pairs
 from .grammars import GRAMMARS
 from .grammars.bar import Bars
 from .grammars.braces import read_braces
@@ -33,18 +30,19 @@ from .grammars.table import Tables
 from .lines import Lines, Numbered, clean
 from .messages import Found, find
 from .names import meaning
+from .objects import parse_object, parse_objects
 from .series import EventKind
 from .traceback import Tracebacks
 
 _RANK = re.compile(rb"^(?:\[(?:default|rank)?\d{1,5}\]:? ?|\([^)]{1,40}pid=\d+[^)]{0,40}\) ?)+")
 _CLOCK = re.compile(rb"(20\d\d)[-/](0[1-9]|1[0-2])[-/]([0-3]\d)[ T](\d\d):(\d\d):(\d\d)")
-_BARE = re.compile(rb"(?<=[:,\[\s])(-?(?:NaN|nan|Infinity|inf))(?=[\s,}\]])")
 _ONE_PAIR = re.compile(
     rb"\W{0,80}[A-Za-z_][\w ./()-]{0,80}\s{0,20}[:=]\s{0,20}" + numbers.NUMBER
     + rb"(?:\s{0,9}\(" + numbers.NUMBER + rb"\))?\W{0,40}"
 )  # fmt: skip
 _JUDGED = re.compile(
-    rb"(?i)^(?:[^a-z]|info\b|debug\b){0,80}(?:test|validation|valid|val|eval|evaluation|dev)\b(?!\s*[/_]|\s+(?:loss|acc|ppl))"
+    rb"(?i)^(?:[^a-z]|info\b|debug\b){0,80}(?:test|validation|valid|val|eval|evaluation|dev)\b"
+    rb"(?!\s*[/_]|\s+(?:loss|acc|ppl))"
 )
 _SETTINGS = re.compile(rb"Namespace\(|Arguments\(|Config\(|[Cc]onfig\b.{0,20}[:=]")
 _ACTIONS: dict[str, EventKind] = {
@@ -79,7 +77,7 @@ class Desk:
         block = self._lines.take(data)
         # lines that are all JSON objects need not even be split
         if block[:2] == b'{"' and block[-1:] == b"\n" and not self._words_only:
-            rows = _parse(block[:-1].replace(b"\n", b","))
+            rows = parse_objects(block[:-1].replace(b"\n", b","))
             if rows is not None:
                 self.release(None)
                 first = self._lines.number
@@ -153,7 +151,7 @@ class Desk:
 
     def _take_json(self, lines: Sequence[Numbered]) -> None:
         self.release(None)
-        rows = _parse(b",".join([line for _, line in lines]))
+        rows = parse_objects(b",".join([line for _, line in lines]))
         if rows is None or len(rows) != len(lines):
             for number, line in lines:
                 self._take_one_json(line, number)
@@ -161,11 +159,8 @@ class Desk:
             self.collector.records(rows, lambda row, index: self._take_row(row, lines[index][0]))
 
     def _take_one_json(self, line: bytes, number: int) -> None:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
+        row = parse_object(line)
+        if row is not None:
             self._take_row(row, number)
         else:
             for piece in clean(line):
@@ -242,14 +237,17 @@ class Desk:
         if scale is not None:
             standing = self._bars.standing(self.collector.pacer.last)
             self.collector.place({"loss_scale": scale}, step=standing, counts=False)
-        if (
-            found.kind in ("nan", "skip", "warning") and not self._words_only
-        ):  # "skipping batch 12: loss nan" is a record as well
-            reading = read_pairs(piece)
-            told = {n: v for n, v in reading.values.items() if meaning(n).role in ("loss", "component", "grad_norm")}
-            if told:
-                self.emit(reading._replace(values=told), piece)
+        if found.kind in ("nan", "skip", "warning") and not self._words_only:
+            self._take_told(piece)
         self._block = False
+
+    def _take_told(self, piece: bytes) -> None:
+        """The numbers of a message: "skipping batch 12: loss nan" is a record as well."""
+        reading = read_pairs(piece)
+        told = {n: v for n, v in reading.values.items() if meaning(n).role in ("loss", "component", "grad_norm")}
+        if told:
+            back = reading.step is not None and reading.step < self.collector.pacer.last  # it counts something else
+            self.emit(reading._replace(values=told, step=None if back else reading.step), piece)
 
     def _take_plain(self, piece: bytes) -> bool:
         """Pairs without a layout that is known: a record if a loss or a gradient norm is among them.
@@ -257,15 +255,8 @@ class Desk:
         False if there is nothing in the line, whatever lines stand around it.
         """
         reading = read_pairs(piece)
-        short = len(piece) < 120 and not piece.startswith(b"{")
         if not reading.values:
-            if short and reading.step is not None:
-                self.emit(reading, piece)
-            elif short and reading.epoch is not None:
-                self.epoch, self._block = reading.epoch, True
-            else:
-                self._block = False
-            return short and (reading.step is not None or reading.epoch is not None)
+            return self._take_heading(reading, piece)
         roles = {meaning(name).role for name in reading.values}
         telling = not _TELLING.isdisjoint(roles) and not _SETTINGS.search(piece)
         alone = _ONE_PAIR.fullmatch(piece) is not None
@@ -276,6 +267,19 @@ class Desk:
         else:
             self._block = False
         return alone or telling
+
+    def _take_heading(self, reading: Reading, piece: bytes) -> bool:
+        """A line of counters and nothing else stands above the values that belong to them."""
+        if reading.last is not None and reading.step is None:
+            self.collector.max_steps = reading.last  # "Total optimization steps = 1,042"
+        elif reading.step is not None and is_heading(piece):
+            self.emit(reading, piece)
+            return True
+        elif reading.epoch is not None and len(piece) < 120:
+            self.epoch, self._block = reading.epoch, True
+            return True
+        self._block = False
+        return False
 
 
 def _shape(piece: bytes) -> bytes:
@@ -290,29 +294,3 @@ def _shape(piece: bytes) -> bytes:
     for _ in range(4):
         shape = shape.replace(b"00", b"0")
     return shape
-
-
-def _parse(objects: bytes) -> list[dict[str, Any]] | None:
-    """JSON objects with commas between; bare NaN and Infinity, which orjson refuses, become strings.
-
-    >>> _parse(b'{"loss": NaN},{"loss": 2}'), _parse(b"{'loss': 2}")
-    ([{'loss': 'NaN'}, {'loss': 2}], None)
-    """
-    for quote in (None, _quote_bare, _quote_any):
-        try:
-            rows = orjson.loads(b"[" + (quote(objects) if quote is not None else objects) + b"]")
-        except orjson.JSONDecodeError:
-            continue
-        return rows if set(map(type, rows)) == {dict} else None
-    return None
-
-
-def _quote_bare(objects: bytes) -> bytes:
-    """The words that Python's json writes, in quotes: quick, and wrong only within texts."""
-    for bare in (b"NaN", b"Infinity", b"-Infinity"):
-        objects = objects.replace(b":" + bare, b':"' + bare + b'"').replace(b": " + bare, b': "' + bare + b'"')
-    return objects
-
-
-def _quote_any(objects: bytes) -> bytes:
-    return _BARE.sub(rb'"\1"', objects)

@@ -17,7 +17,6 @@ from .readers.wandb import WandbStream, is_wandb
 
 HEAD = 65_536
 """How many bytes are looked at."""
-_GZIP = b"\x1f\x8b\x08"
 _TEXT = bytes({7, 8, 9, 10, 12, 13, 27} | set(range(0x20, 0x7F)) | set(range(0x80, 0x100)))
 
 
@@ -40,9 +39,8 @@ def find_stream(head: bytes) -> tuple[str, Callable[[Collector], Stream]]:
     >>> [find_stream(head)[0] for head in heads]
     ['jsonl', 'csv', 'text', 'binary']
     """
-    if head.startswith(_GZIP):
-        inner = _unzip_head(head)
-        name, stream = find_stream(inner)
+    if is_gzip(head):
+        name, stream = find_stream(unzip_head(head))
         return f"{name}, gzip", lambda collector: Unzipped(stream(collector), collector)
     if is_events(head):
         return "tensorboard", EventStream
@@ -75,7 +73,12 @@ def _is_json(line: bytes) -> bool:
         return False
 
 
-def _unzip_head(head: bytes) -> bytes:
+def is_gzip(head: bytes) -> bool:
+    return head.startswith(b"\x1f\x8b\x08")
+
+
+def unzip_head(head: bytes) -> bytes:
+    """The first bytes within a gzip file."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, HEAD)
     except zlib.error:

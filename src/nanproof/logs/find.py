@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FormatError
 from .collect import Collector
-from .detect import HEAD, find_stream
+from .detect import HEAD, find_stream, is_gzip, unzip_head
 from .readers.database import is_database
 from .readers.mlflow import is_run_folder
+from .series import Series
 from .sources import RUN_LOG, event_files, head_of, open_source
 
 FILES, TEXTS = 50_000, 3_000
@@ -27,6 +29,11 @@ _OTHER = frozenset({
     ".wav", ".flac", ".onnx", ".distcp", ".model", ".vocab", ".patch", ".diff",
 })  # fmt: skip
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval", "loss_scale"})
+_HINTS = (
+    b"loss", b"grad_norm", b"grad norm", b"gnorm", b"nll", b"kld", b"bce", b"mse", b"l_pix", b"overflow",
+    b"returned nan", b"trl:", b"tel:",
+)  # fmt: skip
+"""In a log of training there is one of these; looking for them is much quicker than reading."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 
 
@@ -72,8 +79,9 @@ def _walk(root: Path) -> Iterator[LogFile]:
             if path in events or name == RUN_LOG or path.suffix.lower() in _OTHER or name.startswith("."):
                 continue
             texts += 1
-            if texts <= TEXTS:
-                yield from _look_at_file(path)
+            if texts <= TEXTS and not path.is_symlink():  # what a link leads to is found where it is
+                with suppress(OSError):  # gone meanwhile
+                    yield from _look_at_file(path)
 
 
 def _look_at_file(path: Path) -> Iterator[LogFile]:
@@ -83,20 +91,32 @@ def _look_at_file(path: Path) -> Iterator[LogFile]:
     if is_database(head):
         yield from _runs(path)
         return
-    name, stream = find_stream(head)
+    zipped = is_gzip(head)
+    name, stream = find_stream(unzip_head(head) if zipped else head)
+    form = f"{name}, gzip" if zipped else name
     if name in ("tensorboard", "wandb", "trainer state"):
-        yield _log(path, name, path)
+        yield _log(path, form, path)
     elif name != "binary" and not (path.suffix == ".json" and name == "text"):
         collector = Collector(source=str(path), format=name)
         decoder = stream(collector)
-        decoder.feed(head)
-        if path.stat().st_size > 2 * HEAD and "gzip" not in name:
-            decoder.feed(b"\n" + _end_of(path))
+        for part in [unzip_head(head)] if zipped else _whole_lines(path, head):
+            if name == "csv" or any(word in part.lower() for word in _HINTS):
+                decoder.feed(part)
         decoder.close()
-        series = collector.series()
-        telling = any(c.role in _TELLING for c in series.columns.values())
-        if telling or any(e.kind in ("nan", "overflow") for e in series.events):
-            yield _log(path, name, path)
+        if _tells(collector.series()):
+            yield _log(path, form, path)
+
+
+def _whole_lines(path: Path, head: bytes) -> list[bytes]:
+    """The lines at the beginning and at the end of a file."""
+    return [head] if len(head) < HEAD else [head[: head.rfind(b"\n") + 1], _end_of(path)]
+
+
+def _tells(series: Series) -> bool:
+    """Whether this is the log of a training: it has a loss or a norm, or it says that one of them is bad."""
+    if any(c.role in _TELLING for c in series.columns.values()):
+        return True
+    return any(e.name in ("scale-overflow", "loss-nonfinite", "grad-nonfinite", "anomaly") for e in series.events)
 
 
 def _runs(path: Path) -> Iterator[LogFile]:
@@ -114,8 +134,8 @@ def _runs(path: Path) -> Iterator[LogFile]:
 def _end_of(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            file.seek(-HEAD, os.SEEK_END)
-            return file.read(HEAD)
+            file.seek(max(HEAD, file.seek(0, os.SEEK_END) - HEAD))
+            return file.read(HEAD).partition(b"\n")[2]
     except OSError:
         return b""
 

@@ -45,12 +45,22 @@ class Follower:
         mark = self._collector.pacer.row
         try:
             if self._source is None:
-                self._source = open_source(self.path, self._collector, self._run)
+                self._source = open_source(self.path, self._collector, self._run) or self._open_only_log()
             if self._source is not None:
                 self._source.poll()
         except FormatError as error:
             self._collector.note(str(error))
         return self._collector.series(since=mark)
+
+    def _open_only_log(self) -> Source | None:
+        """The one log in a folder that is no log itself."""
+        found = {log.path for log in find_logs(self.path)} if self.path.is_dir() else set()
+        return open_source(Path(found.pop()), self._collector, self._run) if len(found) == 1 else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is nothing yet to follow."""
+        return self._source is None
 
     def close(self) -> Series:
         """Stop following; a last line without a newline counts now. Returns everything."""
@@ -80,23 +90,18 @@ def read(path: str | os.PathLike[str], *, run: str | None = None) -> Series:
     place = Path(path)
     if not place.exists():
         raise UsageError(f"{place} does not exist", hint="name a log file or the folder of a run")
-    follower = Follower(place, run=run)
-    follower.poll()
-    if place.is_dir() and follower._source is None:
-        follower = Follower(_only_log(place), run=run)
+    with Follower(place, run=run) as follower:
         follower.poll()
-    series = follower.close()
+        if follower.waits and place.is_dir():
+            raise _which(place)
+        series = follower.close()
     if run is not None and series.runs and not series.run:
         raise UsageError(f"{place} has no run {run}", hint=f"choose from {', '.join(series.runs[:8])}")
     return series
 
 
-def _only_log(folder: Path) -> Path:
-    found = find_logs(folder)
-    if not found:
-        raise UsageError(f"no log was found in {folder}", hint="name the log itself")
-    names = {log.path for log in found}
-    if len(names) > 1:
-        some = ", ".join(sorted(names)[:5])
-        raise UsageError(f"{folder} holds {len(names)} logs", hint=f"name one of them: {some}")
-    return Path(found[0].path)
+def _which(folder: Path) -> UsageError:
+    names = sorted({log.path for log in find_logs(folder)})
+    if not names:
+        return UsageError(f"no log was found in {folder}", hint="name the log itself")
+    return UsageError(f"{folder} holds {len(names)} logs", hint=f"name one of them: {', '.join(names[:5])}")

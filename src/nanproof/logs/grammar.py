@@ -97,6 +97,15 @@ def read_pairs(text: bytes) -> Reading:
     return Reading(values, step, last if limit is None else limit, epoch)
 
 
+def is_heading(text: bytes) -> bool:
+    """Whether a text holds counters and nothing else.
+
+    >>> is_heading(b"   Learning iteration 12/1500"), is_heading(b"Step 3: load the model")
+    (True, False)
+    """
+    return re.search(rb"[A-Za-z]", _PAIR.sub(b"", text[:LINE])) is None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
     """One layout of log lines.

@@ -37,7 +37,7 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("scale-overflow", "overflow", rf"reducing (?:dynamic )?loss scale (?:from {_BEFORE} )?to {_SCALE}"),
     ("scale-overflow", "overflow", r"grad(?:ient)? overflow on iteration:? (?P<step>\d+)"),
     ("scale-minimum", "stop", r"loss scale already at minimum|minimum loss scale reached"),
-    ("scale-overflow", "overflow", r"gradient overflow|overflow detected"),
+    ("scale-overflow", "overflow", r"grad(?:ient)? overflow|(?<!integer )(?<!buffer )(?<!stack )overflow detected,"),
     # NaN and Inf, said outright
     ("anomaly", "nan", r"Function '(?P<op>\w+)' returned nan values"),
     ("loss-nonfinite", "nan", rf"loss became infinite or nan at {_STEP}"),

@@ -24,9 +24,12 @@ STEP_KEYS = (
     "batch", "batch_idx", "batch_id", "s", "_step",
 )  # fmt: skip
 """What counts steps, best first. W&B's own ``_step`` counts calls of ``log``, so it comes last."""
-LAST_STEP_KEYS = ("max_steps", "total_steps", "num_training_steps", "max_iter", "max_iters", "total_iters")
+LAST_STEP_KEYS = (
+    "max_steps", "total_steps", "num_training_steps", "max_iter", "max_iters", "total_iters",
+    "total_optimization_steps",
+)  # fmt: skip
 LOGGING_KEYS = ("logging_steps",)
-EPOCH_KEYS = ("epoch", "train/epoch", "ep", "num_epoch", "current_epoch", "epochs")
+EPOCH_KEYS = ("epoch", "train/epoch", "ep", "num_epoch", "current_epoch")
 TIME_KEYS = ("_timestamp", "timestamp", "wall_time", "walltime", "wall time", "unix_time")
 MODE_KEYS = ("mode", "split", "phase", "stage")
 IGNORED = frozenset({
@@ -48,10 +51,11 @@ _NOT_A_LOSS = frozenset({
     "tokens", "count", "num", "name", "mask", "std", "var", "diff", "change", "acc", "accuracy", "min", "max",
 })  # fmt: skip
 _RECORDS = frozenset({"best", "min", "max", "target", "lowest", "minimum"})
-_LOSS_WORDS = frozenset({"nll", "kld", "bce", "mse", "mae", "ce"})
+_LOSS_WORDS = frozenset({"nll", "kld", "bce", "mse", "mae", "ce", "cost", "objective"})
+_PADDLE = frozenset({"batch", "data", "reader"})
 _TOTAL = (
-    "loss", "total loss", "trl", "tloss", "lm loss", "loss total", "totalloss", "objective", "cost",
-    "cross entropy loss", "cross entropy", "crossentropyloss", "ce loss", "language loss", "mlm loss", "ntp loss",
+    "loss", "total loss", "trl", "tloss", "lm loss", "loss total", "totalloss", "cross entropy loss",
+    "cross entropy", "crossentropyloss", "ce loss", "language loss", "mlm loss", "ntp loss",
 )  # fmt: skip
 _GRAD = re.compile(
     r"(?:(?:total )?(?:grads?|gradients?)(?: total)?(?: l2)? ?norms?|gnorm|norm|total norm|gradnorm)"
@@ -113,7 +117,9 @@ def _role(words: list[str], judged: bool) -> Meaning:
         return Meaning("grad_norm", 10 * any(w.startswith("clip") for w in words))
     if not kept or kept[-1] in _NOT_A_LOSS or kept[0] in _RECORDS:
         return Meaning("other")
-    if text in _TOTAL and words != ["batch", "cost"]:  # which is a time, in Paddle
+    if "cost" in words and not _PADDLE.isdisjoint(words):  # a time
+        return Meaning("other")
+    if text in _TOTAL:
         # of equals, the plainest: "loss" before "train/loss" before "train_loss_epoch"
         rank = _TOTAL.index(text) * 20 + 10 * ("epoch" in words) + 5 * (not _AVERAGED.isdisjoint(words))
         return Meaning("eval" if judged else "loss", rank)

@@ -80,15 +80,15 @@ class Pacer:
 
     def place_many(self, steps: Ints, epochs: Floats | None = None) -> tuple[Ints, Ints]:
         """The same for records in a row whose steps, and perhaps epochs, are known."""
-        places = [None] * len(steps) if epochs is None else epochs.tolist()
-        row, first = self.place(int(steps[0]), places[0])
+        row, first = self.place(int(steps[0]), None if epochs is None else float(epochs[0]))
         if (np.diff(steps) < 0).any():
-            rest = [self.place(s, e) for s, e in zip(steps[1:].tolist(), places[1:], strict=True)]
+            places = [None] * (len(steps) - 1) if epochs is None else epochs[1:].tolist()
+            rest = [self.place(s, e) for s, e in zip(steps[1:].tolist(), places, strict=True)]
             placed = np.array([(row, first), *rest], np.int64)
             return placed[:, 0], placed[:, 1]
         offset = first - int(steps[0])
         self.row = row + len(steps)
-        self._raw, self._epoch = int(steps[-1]), places[-1] if epochs is not None else self._epoch
+        self._raw, self._epoch = int(steps[-1]), float(epochs[-1]) if epochs is not None else self._epoch
         self.last = self._raw + offset
         return np.arange(row, self.row), steps + offset
 

@@ -94,10 +94,10 @@ def keep(rows: Ints, values: Floats, limit: int) -> Ints:
     bad = np.flatnonzero(~np.isfinite(values))
     if len(finite) <= limit:
         return np.arange(len(values))
-    width = 1
-    while (int(rows[-1]) // width - int(rows[0]) // width + 1) * 2 > limit:
-        width *= 2
-    bucket = rows[finite] // width
+    shift = 0
+    while ((int(rows[-1]) >> shift) - (int(rows[0]) >> shift) + 1) * 2 > limit:
+        shift += 1
+    bucket = rows[finite] >> shift
     starts = np.flatnonzero(np.diff(bucket, prepend=bucket[0] - 1))
     sizes = np.diff(starts, append=len(finite))
     chosen = values[finite]

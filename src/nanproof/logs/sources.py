@@ -156,7 +156,10 @@ class RunFolder:
 
 def event_files(folder: Path) -> list[Path]:
     """The TensorBoard files of a folder, known by their first bytes."""
-    files = sorted(p for p in folder.iterdir() if p.is_file())
+    try:
+        files = sorted(p for p in folder.iterdir() if p.is_file())
+    except OSError:
+        return []
     return [p for p in files[:10_000] if is_events(head_of(p, 16))]
 
 

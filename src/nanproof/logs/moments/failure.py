@@ -25,10 +25,17 @@ METRICS = 20
 
 def find_nonfinite(series: Series) -> list[Moment]:
     """For every column that holds NaN or Inf: since when, how often, and what came before."""
-    found = [m for c in series.columns.values() if c.role in ORDER and (m := _nonfinite(series, c)) is not None]
+    told = [c for c in series.columns.values() if c.role in ORDER and not _is_summary(series, c)]
+    found = [m for c in told if (m := _nonfinite(series, c)) is not None]
     found.sort(key=lambda m: (m.row, ORDER[series.columns[m.column].role]))
     metrics = [m for m in found if series.columns[m.column].role == "other"]
     return [m for m in found if m not in metrics[METRICS:]]
+
+
+def _is_summary(series: Series, column: Column) -> bool:
+    """Another name of the loss that is printed once at the end."""
+    loss = series.loss
+    return column.role == "loss" and loss is not None and column is not loss and 4 * column.total < loss.total
 
 
 def _nonfinite(series: Series, column: Column) -> Moment | None:

@@ -106,8 +106,9 @@ def _goes_on(moves: Floats, start: int, end: int) -> bool:
 
 
 def _bad_norms(series: Series, rate: Column, start: int, end: int) -> bool:
+    """Whether the gradients were bad from the beginning of a halt on; a rate that is constant by plan outlives them."""
     norm = series.grad_norm
     if norm is None:
         return False
     mine = (norm.rows >= rate.rows[start + 1]) & (norm.rows <= rate.rows[end])
-    return bool(norm.bad[mine].any())
+    return bool(mine.any()) and float(norm.bad[mine].mean()) > 0.8

@@ -73,7 +73,8 @@ def find_skips(series: Series) -> list[Moment]:
 def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> list[Moment]:
     good = column.only(~column.bad)
     counts = good.values
-    running = len(counts) > 1 and bool((np.diff(counts) >= 0).all()) and counts[-1] > counts[0]
+    # Megatron's "number of skipped iterations" is that of one line, DeepSpeed's "skipped" a running total
+    running = not column.name.lower().startswith("num") and bool((np.diff(counts) >= 0).all()) and len(counts) > 1
     more = np.flatnonzero(np.diff(counts, prepend=0.0) > 0 if running else counts > 0)
     total = int(counts[-1]) if running else int(counts.sum())
     if not len(more) or not total:

@@ -1,0 +1,76 @@
+"""Methods replaced on single objects, for as long as a guard needs them.
+
+>>> class Lamp:
+...     def shine(self): return "light"
+>>> lamp, shadows = Lamp(), Shadows()
+>>> shadows.cast(lamp, "shine", lambda original: lambda: original() + ", seen")
+>>> lamp.shine(), Lamp().shine()
+('light, seen', 'light')
+>>> shadows.lift(); lamp.shine()
+'light'
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..guard.escort import Escort
+
+_MISSING = object()
+
+
+class Shadows:
+    """Remembers what was there before."""
+
+    def __init__(self) -> None:
+        self._cast: list[tuple[Any, str, Any]] = []
+
+    def cast(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put ``make(original)`` in front of a method of this one object."""
+        original = getattr(owner, name)
+        self._cast.append((owner, name, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, functools.wraps(original)(make(original)))
+
+    def lift(self) -> None:
+        """Give every object its own methods back."""
+        for owner, name, before in reversed(self._cast):
+            if before is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        self._cast.clear()
+
+    def watch_optimizer(self, optimizer: Any, escort: Escort) -> None:
+        """Ask the guard before each step of a torch optimizer."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(closure: Callable[[], Any] | None = None, **rest: Any) -> Any:
+                return escort.step(optimizer, functools.partial(original, **rest), closure)
+
+            return step
+
+        self.cast(optimizer, "step", make)
+
+    def watch_scaler(self, scaler: Any, escort: Escort) -> None:
+        """Leave vetoed steps out of a GradScaler's own decisions, and let it take the scale that the guard says."""
+
+        def make_step(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                if escort.judge(optimizer):
+                    return original(optimizer, *args, **kwargs)
+                escort.left(optimizer)
+                return None
+
+            return step
+
+        def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
+            def update(new_scale: Any = None) -> None:
+                held = escort.held_scale(scaler)
+                original(new_scale if new_scale is not None else held)
+
+            return update
+
+        self.cast(scaler, "step", make_step)
+        self.cast(scaler, "update", make_update)

@@ -1,0 +1,111 @@
+"""Hugging Face Trainer, and what is built on it, such as TRL's SFTTrainer: one callback.
+
+trainer = Trainer(model, args, train_dataset=data, callbacks=[GuardCallback(run_dir="runs/a")])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..errors import UsageError
+from ..guard import Guard, Policy
+from ..guard.escort import Escort
+from .shadows import Shadows
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import ExportableState
+
+    from .accelerate import escort_accelerator
+except ImportError as error:
+    raise UsageError("transformers is not installed", hint="pip install 'nanproof[hf]'") from error
+
+
+class GuardCallback(TrainerCallback, ExportableState):
+    """Guards what a Trainer trains. Options are those of `Guard`; the Trainer itself does accumulation and clipping.
+
+    A skipped step still counts in the Trainer's ``global_step``; the guard's log tells steps from updates. The
+    guard's memory travels in the checkpoint's trainer_state.json.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        policy = options.get("policy")
+        self._options = {**options, "policy": Policy(**policy)} if isinstance(policy, dict) else options
+        self._make: Callable[..., Guard] = Guard
+        self.escort: Escort | None = None
+        self.memory: dict[str, Any] | None = None
+
+    @classmethod
+    def made_by(cls, make: Callable[..., Guard]) -> GuardCallback:
+        """A callback whose guard is made by somebody else: `nanproof run` has options and a folder for it."""
+        callback = cls()
+        callback._make = make
+        return callback
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = _calling_trainer(self)
+        if self.escort is not None:
+            self.escort.close()
+        self.escort = escort = escort_accelerator(
+            trainer.accelerator, trainer.model_wrapped, trainer.optimizer, scheduler=trainer.lr_scheduler,
+            divided=True, make=self._make, **self._options,
+        )  # fmt: skip
+        memory = _memory(state)
+        if memory is not None and state.global_step > 0:
+            escort.load_state_dict(memory)
+        shadows = Shadows()
+        for name in ("_save_checkpoint", "save_model"):
+            shadows.cast(trainer, name, lambda original: _save(original, escort, trainer))
+        escort.on_close(shadows.lift)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if control.should_save and self.escort is not None:
+            target = Path(args.output_dir or "", f"checkpoint-{state.global_step}")
+            control.should_save = not self.escort.blocks_save(target, agree=True)
+
+    on_epoch_end = on_step_end
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.escort is not None:
+            self.escort.close()
+
+    def state(self) -> dict[str, Any]:
+        """What the Trainer writes into a checkpoint."""
+        policy = self._options.get("policy")
+        plain = {"policy": dataclasses.asdict(policy)} if isinstance(policy, Policy) else {}
+        options = {k: str(v) if isinstance(v, Path) else v for k, v in self._options.items()}
+        memory = self.escort.state_dict() if self.escort is not None else None
+        return {"args": {**options, **plain}, "attributes": {"memory": memory}}
+
+
+def _calling_trainer(callback: GuardCallback) -> Any:
+    """The Trainer that runs this callback; it does not hand itself over."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, Trainer) and callback in found.callback_handler.callbacks:
+            return found
+        frame = frame.f_back
+    raise UsageError("no Trainer runs this callback", hint="pass it as Trainer(callbacks=[GuardCallback()])")
+
+
+def _memory(state: TrainerState) -> dict[str, Any] | None:
+    """The guard's memory in a checkpoint's state, whether or not the Trainer restores its callbacks."""
+    everyone: Any = state.stateful_callbacks or {}
+    saved = everyone.get(GuardCallback.__name__) or {}
+    mine = saved[0] if isinstance(saved, list) else saved
+    memory: dict[str, Any] | None = mine.get("attributes", {}).get("memory")
+    return memory
+
+
+def _save(original: Callable[..., Any], escort: Escort, trainer: Any) -> Callable[..., Any]:
+    def save(*args: Any, **kwargs: Any) -> Any:
+        where = args[0] if args and isinstance(args[0], str) else trainer.args.output_dir
+        return None if escort.blocks_save(where, agree=True) else original(*args, **kwargs)
+
+    return save

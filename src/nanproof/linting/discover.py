@@ -1,0 +1,54 @@
+"""Which files to lint: Python, notebooks and configs below the named folders, each file once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..errors import UsageError
+from .settings import Settings
+
+SUFFIXES = (".py", ".ipynb")
+CONFIGS = (".yaml", ".yml", ".json", ".toml", ".sh", ".bash", ".slurm", ".sbatch")
+SKIPPED = frozenset(
+    {".git", ".hg", ".svn", ".venv", "venv", ".env", "node_modules", "__pycache__", "site-packages", ".tox", ".nox",
+     ".eggs", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".nanproof"}
+)  # fmt: skip
+
+
+def find_files(paths: Iterable[Path], settings: Settings, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """The files to lint, in the order of their names; a file that is named is linted whatever it is called.
+
+    Folders that hold other people's code are passed over unless they are named themselves. Links to folders are not
+    followed, so that a loop of links ends; a file that is reached twice counts once.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            for file in _walk(path, settings, suffixes):
+                found.setdefault(_identity(file), file)
+        elif os.path.lexists(path):
+            if not settings.excludes(path):
+                found.setdefault(_identity(path), path)
+        else:
+            raise UsageError(f"{path} does not exist", hint="name a file or a folder, or - for standard input")
+    return list(found.values())
+
+
+def _identity(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        return path.absolute()
+
+
+def _walk(folder: Path, settings: Settings, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        folders[:] = sorted(
+            f for f in folders if f not in SKIPPED and not (settings.exclude and settings.excludes(here / f))
+        )
+        for name in sorted(names):
+            if name.endswith(suffixes) and not (settings.exclude and settings.excludes(here / name)):
+                yield here / name

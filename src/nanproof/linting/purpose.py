@@ -1,0 +1,187 @@
+"""What a piece of code is for: does it train, or only measure, log, prepare data, draw?
+
+A division by zero in a metric spoils one number on a screen; in a loss or a forward pass it spoils the model. Rules
+about numerics ask `trains` first, and `only_logged` about a value that a training step merely reports.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from .names import dotted
+from .training import loss_like
+from .values import called_last, made_of
+
+if TYPE_CHECKING:
+    from .source import Module
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_LOSSES = re.compile(
+    r"loss|criterion|objective|penalty|elbo|(^|_)(nll|kl|kld|bce|mse|ce)(_|$)|regulari[sz]|diverg", re.I
+)
+_ASIDE = re.compile(
+    r"(^|_)(eval\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|accura\w*|psnr|ssim|miou|fid|rmse|"
+    r"mae|plot\w*|draw\w*|show|vis\w*|logging|logger|print\w*|summar\w*|report\w*|debug\w*|diagnos\w*|stats?|"
+    r"statistics|monitor\w*|track\w*|analy\w*|bench\w*|profil\w*|collate\w*|augment\w*|preprocess\w*|postprocess\w*|"
+    r"prepro\w*|load\w*|save\w*|read\w*|write\w*|export\w*|convert\w*|quanti[sz]e\w*|dequant\w*|init\w*|reset\w*|"
+    r"build\w*|setup|make|create|register|generate\w*|sample|sampler|sampling|schedul\w*|warm_?up|anneal\w*|betas?|"
+    r"alphas?|sigmas?|timesteps?|lr|seed|getitem|iter|repr|str|len|calibrat\w*|retriev\w*|"
+    r"tokeni[sz]e\w*|download|parse\w*|demo|example)(_|$)|^log(s|ging)?$|^log_"
+    r"(metric|stat|image|step|epoch|result|scalar|info|dict|hist|grad|weight|sample|train|val|test|to|every|batch|loss)",
+    re.I,
+)
+_ASIDE_CLASS = re.compile(
+    r"metric|meter|evaluat|dataset|dataloader|datamodule|collat|optimi[sz]er|schedul|transform$|augment|callback|"
+    r"logger|writer|processor|tokeni[sz]er|sampler|environment|(^|_)env$|benchmark|visuali|plot|monitor|observer|"
+    r"quanti[sz]|export|(^|_)test|inference|predictor|config|scaler$|normali[sz]er$|buffer$|tracker|adamw?$|sgd$",
+    re.I,
+)
+_ASIDE_FILE = re.compile(
+    r"^(torch)?metrics?$|_metrics?$|^eval|^metric_|^test|^infer|^predict|^plot|^visuali|^datasets?$|^data_?loaders?$|"
+    r"^preprocess|^generat|^convert|^export|^demo|^benchmarks?$|^schedulers?$|^optim(izers?)?$|^quantiz"
+)
+_NETWORK = re.compile(r"(Module|Layer|Loss|Model|Network|Net|Block|Head|Encoder|Decoder|Criterion|Attention|Trainer)$")
+_CUTS = {"item", "detach", "tolist", "numpy", "cpu", "argmax", "argmin", "long", "int", "round", "format", "print"}
+_SINKS = re.compile(
+    r"(^|_)(log|logs|logger|logging|metrics?|stats?|writer|tracker|meters?|wandb|history|info|extra)", re.I
+)
+_MEASURES = re.compile(
+    r"(^|_)(acc|accuracy|correct|precision|recall|f1|iou|miou|auc|psnr|ssim|snr|rate|frac|fraction|percent\w*|perplexity|"
+    r"ppl|metrics?|clipfracs?|approx_kl|hit|hits|usage|coverage|sparsity|err_rate|error_rate|avg_len\w*|stats?)(_|$|\d)",
+    re.I,
+)
+
+
+def aside(node: ast.AST, module: Module) -> bool:
+    """Whether a place measures, logs, draws, prepares data or has gradients off: nothing is trained through it."""
+    if module.is_test or module.under_no_grad(node):
+        return True
+    names = [f.name for f in _functions(node, module)]
+    classes = [p.name for p in module.parents(node) if isinstance(p, ast.ClassDef)]
+    if any(_ASIDE_CLASS.search(c) for c in classes):
+        return True
+    if any(_LOSSES.search(name) for name in names):
+        return False
+    if any(_ASIDE_FILE.search(part) for part in PurePath(module.path).with_suffix("").parts[-3:]):
+        return True
+    return any(_ASIDE.search(name.strip("_")) for name in names)
+
+
+def trains(node: ast.AST, module: Module) -> bool:
+    """Whether a place is part of a loss, a forward pass or a training step, gradients included."""
+    if aside(node, module):
+        return False
+    functions = list(_functions(node, module))
+    classes = [p for p in module.parents(node) if isinstance(p, ast.ClassDef)]
+    if any(_LOSSES.search(f.name) for f in functions):
+        return True
+    if not functions:
+        return module.facts.backward and not classes
+    if any(is_network(c, module) for c in classes):
+        return True
+    return any(_makes_loss(f, module) for f in functions) or _training_file(module)
+
+
+def in_loss(node: ast.AST, module: Module) -> bool:
+    """Whether a place is in a function or class that is named as a loss."""
+    functions = list(_functions(node, module))
+    klass = module.klass(node)
+    named = any(_LOSSES.search(f.name) for f in functions) or (klass is not None and bool(_LOSSES.search(klass.name)))
+    return named and trains(node, module)
+
+
+def _functions(node: ast.AST, module: Module) -> Iterator[Function]:
+    return (p for p in module.parents(node) if isinstance(p, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def is_network(klass: ast.ClassDef, module: Module) -> bool:
+    """Whether a class is a layer, a model or a loss: by what it inherits from, or because it has a forward."""
+    bases = [module.called(b) or dotted(b) for b in klass.bases]
+    if any(_NETWORK.search(b) for b in bases):
+        return True
+    return any(isinstance(s, ast.FunctionDef) and s.name in ("forward", "training_step") for s in klass.body)
+
+
+def _makes_loss(function: Function, module: Module) -> bool:
+    """Whether a function goes backward, or gives a value the name of a loss."""
+    for part in ast.walk(function):
+        if isinstance(part, ast.Call) and called_last(part, module) in ("backward", "manual_backward"):
+            return True
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and loss_like(part.id):
+            return True
+    return False
+
+
+def _training_file(module: Module) -> bool:
+    """Whether a file is about training at all: it has a layer, a loss function, a backward pass or an optimizer."""
+    if module.facts.backward or module.facts.optimizer:
+        return True
+    if any(is_network(c, module) for c in module.nodes(ast.ClassDef)):
+        return True
+    return any(_LOSSES.search(f.name) for f in module.nodes(ast.FunctionDef))
+
+
+def only_logged(node: ast.AST, module: Module, steps: int = 3) -> bool:
+    """Whether a value is reported and never trained on: detached, made a number, put among metrics."""
+    at = node
+    for outer in module.parents(node):
+        if isinstance(outer, ast.Call) and _cuts(outer, at, module):
+            return True
+        if isinstance(outer, ast.stmt):
+            return steps > 0 and _stored_for_log(outer, module, steps - 1)
+        if isinstance(outer, ast.Compare | ast.FormattedValue | ast.Lambda):
+            return not isinstance(outer, ast.Lambda)
+        at = outer
+    return False
+
+
+def _cuts(call: ast.Call, part: ast.AST, module: Module) -> bool:
+    """Whether nothing trains on what this call makes of its part."""
+    last = called_last(call, module)
+    if last in _CUTS or module.called(call) in ("float", "int", "bool", "print", "str"):
+        return True
+    if module.operation(call) is not None:
+        return False  # torch.log is no log
+    receiver = module.receiver(call)
+    return part is not call.func and (bool(_SINKS.search(receiver.rpartition(".")[2])) or bool(_SINKS.search(last)))
+
+
+def _stored_for_log(statement: ast.stmt, module: Module, steps: int) -> bool:
+    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return all(_measured(t, statement, module, steps) for t in targets)
+    return False
+
+
+def _measured(target: ast.expr, statement: ast.stmt, module: Module, steps: int) -> bool:
+    """Whether what is stored here is a metric: by its name, or because every use of it only reports it."""
+    if isinstance(target, ast.Subscript):
+        key = target.slice.value if isinstance(target.slice, ast.Constant) else ""
+        return bool(_SINKS.search(dotted(target.value).rpartition(".")[2])) and not loss_like(str(key))
+    name = dotted(target).rpartition(".")[2]
+    if _MEASURES.search(name) and not loss_like(name):
+        return True
+    if not isinstance(target, ast.Name):
+        return False
+    uses = [u for u in module.uses(target, module.function(statement)) if u.lineno > statement.lineno]
+    return bool(uses) and len(uses) < 12 and all(only_logged(u, module, steps) for u in uses)
+
+
+def counts_hits(node: ast.AST, module: Module) -> bool:
+    """Whether an expression counts right predictions, a number without a gradient."""
+    for part in made_of(node, module, limit=300):
+        if isinstance(part, ast.Call) and called_last(part, module) in ("argmax", "argmin"):
+            return True
+        sides: list[ast.expr] = []
+        if isinstance(part, ast.Compare) and any(isinstance(o, ast.Eq) for o in part.ops):
+            sides = [part.left, *part.comparators]
+        elif isinstance(part, ast.Call) and called_last(part, module) == "eq":
+            sides = [*part.args, *([part.func.value] if isinstance(part.func, ast.Attribute) else [])]
+        if any("pred" in dotted(s) for s in sides) and not any(isinstance(s, ast.Constant) for s in sides):
+            return True
+    return False

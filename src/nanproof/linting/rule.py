@@ -1,0 +1,114 @@
+"""What a rule is: one object that finds, explains and repairs one mistake.
+
+A rule lives in a file of its own in `rules/`, ``np301_clip_without_unscale.py``, which defines ``RULE``. Rules are
+found by listing that folder. ``check`` gets one node of the types named in ``nodes`` and the `Module` around it, and
+yields what it found:
+
+    def check(node: ast.Call, module: Module) -> Iterator[Found]:
+        found = module.operation(node)
+        if found and found[0] == "log" and ...:
+            yield Found(node=node, message="log of a sigmoid", edits=(module.replace(node, "..."),), safe=True)
+
+    RULE = Rule(code="NP206", name="log-of-sigmoid", ..., nodes=(ast.Call,), calls=frozenset({"log"}), check=check)
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..topics import Topic
+
+if TYPE_CHECKING:
+    from .source import Module
+
+Safety = Literal["safe", "unsafe", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Replacement of the characters from ``start`` to ``end`` of a module's text; made by methods of `Module`."""
+
+    start: int
+    end: int
+    text: str
+    shared: bool = False
+    """The same insertion asked for by several findings, such as an import, is made once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One mistake, as a rule sees it."""
+
+    node: ast.AST
+    message: str
+    """One sentence, with the names of this code in it."""
+    help: str = ""
+    """What to do, one sentence."""
+    edits: tuple[Change, ...] = ()
+    """All or none of them are made."""
+    safe: bool = False
+    """Whether these edits keep every finite result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule with everything that is to be said about it; its page in the docs is written from it."""
+
+    code: str
+    name: str
+    what: str
+    why: str
+    bad: str
+    """A source that can be linted by itself: exactly this rule fires."""
+    good: str
+    """What to write instead: this rule is silent."""
+    miss: str = ""
+    """A true mistake that the rule knowingly does not find: silent too."""
+    false_alarm: str
+    fix: Safety = "none"
+    fix_note: str = ""
+    default: bool = True
+    """Off by default when it cannot be made precise; ``--select`` with its whole code switches it on."""
+    nodes: tuple[type[ast.AST], ...]
+    """What ``check`` is called with; (ast.Module,) for rules that look at a whole file."""
+    calls: frozenset[str] = frozenset()
+    """If given, only calls of functions or methods with these last names come to ``check`` (imports renamed with
+    ``as`` under their true name); other node types are not affected. This is what keeps a rule cheap."""
+    words: tuple[str, ...] = ()
+    """If given, files whose text has none of these words are not looked at."""
+    check: Callable[[Any, Module], Iterator[Found]]
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Words of which one stands in every file where this rule finds anything; none when that cannot be said."""
+        return self.words or (tuple(self.calls) if self.nodes == (ast.Call,) else ())
+
+    @property
+    def topic(self) -> Topic:
+        """The page about this rule."""
+        sections = [
+            ("What it does", self.what),
+            ("Why it matters", self.why),
+            ("Example", f"```py\n{self.bad.strip()}\n```"),
+            ("Use instead", f"```py\n{self.good.strip()}\n```"),
+            ("The fix", _fix_words(self)),
+            ("When it is a false alarm", f"{self.false_alarm.strip()}\n\nSilence one line with `# noqa: {self.code}`."),
+        ]
+        if self.miss:
+            sections.append(("What it does not find", f"```py\n{self.miss.strip()}\n```"))
+        return Topic(name=self.code, title=self.name, sections=tuple(sections))
+
+
+_FIXES = {
+    "safe": "Safe: every finite result stays what it is. `nanproof lint --fix` applies it.",
+    "unsafe": "Unsafe: it changes behaviour, so it is applied only by `nanproof lint --unsafe-fixes`; read the diff.",
+    "none": "There is no automatic fix: what is right depends on what the code means.",
+}
+
+
+def _fix_words(rule: Rule) -> str:
+    off = "" if rule.default else f"\n\nThis rule is off by default; `--select {rule.code}` switches it on."
+    return f"{_FIXES[rule.fix]} {rule.fix_note.strip()}".strip() + off

@@ -1,0 +1,188 @@
+"""NP202: the mean of a selection is NaN when nothing is selected."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..flow import key_of
+from ..guards import checked
+from ..numerics import boolean, named_mask
+from ..purpose import counts_hits, only_logged, trains
+from ..rule import Change, Found, Rule
+from ..values import called_last, core, names_of, number, short, trail
+
+if TYPE_CHECKING:
+    from ..names import Operation
+    from ..source import Module
+
+_LOSSES = {
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div", "gaussian_nll_loss", "poisson_nll_loss",
+}  # fmt: skip
+_LAYERS = {
+    f"torch.nn.{name}Loss"
+    for name in (
+        "MSE",
+        "L1",
+        "SmoothL1",
+        "Huber",
+        "CrossEntropy",
+        "NLL",
+        "BCE",
+        "BCEWithLogits",
+        "KLDiv",
+        "GaussianNLL",
+    )
+}
+_CALLS = {"mean", *_LOSSES}
+_INDICES = re.compile(
+    r"ind(ex|ices|s)?$|idx|ids$|(^|_)(i|j|k|rows?|cols?|positions?|order|perm)$|(^|_)(train|val|test)_mask", re.I
+)
+
+
+def check(node: ast.Call, module: Module) -> Iterator[Found]:
+    found = module.operation(node) if called_last(node, module) in _CALLS else _criterion(node, module)
+    if found is None or found[1] is None:
+        return
+    name, first, rest, keywords = found[0], found[1], found[2], found[3]
+    if name == "mean":
+        dims = [*rest, *(v for k, v in keywords.items() if k in ("dim", "axis"))]
+        if dims and number(dims[0], module) != 0:
+            return  # along another dimension an empty selection gives an empty tensor, not NaN
+    elif "reduction" in keywords and _reduces_otherwise(keywords["reduction"]):
+        return
+    selection = _selection(first, module)
+    if selection is None or (name != "mean" and not (rest and _selection(rest[0], module))):
+        return
+    if not trains(node, module):
+        return
+    picked, mask = selection
+    keys = {key_of(t) for t in [*trail(mask, module), *trail(picked, module), first]} | _selectors(mask, module)
+    if checked(keys - {""}, node, module) or only_logged(node, module) or counts_hits(first, module):
+        return
+    yield Found(
+        node=node,
+        message=f"the mean over no element is NaN, and {short(mask, module) or 'this mask'} may select none",
+        help="divide the sum by the number selected, at least 1: x[mask].sum() / max(x[mask].numel(), 1)",
+        edits=_fix(node, first, name, rest, keywords, module),
+    )
+
+
+def _criterion(node: ast.Call, module: Module) -> Operation | None:
+    """A call of an ``nn.L1Loss`` and the like, as the function that it stands for."""
+    if len(node.args) < 2 or not (key_of(node.func) or isinstance(node.func, ast.Call)):
+        return None
+    layer = node.func if isinstance(node.func, ast.Call) else module.value(node.func)
+    if not isinstance(layer, ast.Call) or module.called(layer) not in _LAYERS:
+        return None
+    return "loss", node.args[0], node.args[1:], {k.arg: k.value for k in layer.keywords if k.arg}
+
+
+def _reduces_otherwise(node: ast.expr) -> bool:
+    return not (isinstance(node, ast.Constant) and node.value in ("mean", "batchmean"))
+
+
+def _selectors(mask: ast.expr, module: Module) -> set[str]:
+    """The names that a mask is computed from: a test of one of them may be what keeps it from being empty."""
+    held = core(mask, module)
+    return names_of(held, module) if isinstance(held, ast.Compare | ast.BinOp | ast.UnaryOp) else set()
+
+
+def _selection(node: ast.expr, module: Module, depth: int = 0) -> tuple[ast.expr, ast.expr] | None:
+    """What is selected from, and the mask: ``x[mask]``, ``x.masked_select(mask)``, also through elementwise steps."""
+    at = core(node, module)
+    if depth > 12:
+        return None
+    if isinstance(at, ast.Subscript) and _selects(at.slice, module):
+        return at.value, at.slice
+    if isinstance(at, ast.Call):
+        found = module.operation(at)
+        if found and found[0] == "masked_select" and found[1] is not None and found[2]:
+            return found[1], found[2][0]
+        if found and found[0] in ("abs", "square", "pow", "exp", "log", "sqrt", "neg", "relu") and found[1] is not None:
+            return _selection(found[1], module, depth + 1)
+    if isinstance(at, ast.BinOp):
+        sides = [_selection(at.left, module, depth + 1), _selection(at.right, module, depth + 1)]
+        return next((s for s in sides if s), None) if all(sides) or isinstance(at.right, ast.Constant) else None
+    if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
+        return _selection(at.operand, module, depth + 1)
+    return None
+
+
+def _selects(index: ast.expr, module: Module) -> bool:
+    if isinstance(index, ast.Tuple | ast.Slice | ast.Constant):
+        return False
+    if boolean(index, module):
+        return True
+    name = key_of(index).rpartition(".")[2]
+    return named_mask(name) and not _INDICES.search(name) and module.value(index) is None
+
+
+def _fix(
+    node: ast.Call, first: ast.expr, name: str, rest: list[ast.expr], keywords: dict[str, ast.expr], module: Module
+) -> tuple[Change, ...]:
+    direct = isinstance(first, ast.Subscript) and key_of(first.value)
+    if name != "mean" or rest or keywords or not direct or called_last(node, module) != "mean":
+        return ()
+    text = module.source(first)
+    return (module.replace(node, f"{text}.sum() / max({text}.numel(), 1)"),)
+
+
+RULE = Rule(
+    code="NP202",
+    name="boolean-index-mean",
+    what="""
+Finds the mean of a selection by a boolean mask, `loss[mask].mean()`, and losses with a mean over two selections,
+`F.l1_loss(pred[mask], target[mask])`, where nothing asks first whether the mask selects anything.
+""",
+    why="""
+The mean of no elements is 0 / 0: NaN. The loss of that batch is NaN. Its gradient through the selection alone is zero,
+so a step may pass without harm, but everything else that sees the loss does not: a product with it (a learned loss
+weight, a squared total) makes every gradient NaN, a mean over ranks makes the logged loss of all ranks NaN, and any
+check of the loss stops or skips a batch that was merely empty.
+""",
+    bad="""
+import torch.nn as nn
+
+
+class DepthLoss(nn.Module):
+    def forward(self, pred, target):
+        valid = target > 0
+        error = (pred - target).abs()
+        return error[valid].mean()
+""",
+    good="""
+import torch.nn as nn
+from nanproof import ops
+
+
+class DepthLoss(nn.Module):
+    def forward(self, pred, target):
+        return ops.masked_mean((pred - target).abs(), target > 0)  # 0 when no pixel is valid
+""",
+    miss="""
+import torch.nn as nn
+
+
+class HingeLoss(nn.Module):
+    def forward(self, logits, labels):
+        valid = labels != 255
+        errors = 1 - logits[valid] * labels[valid].float()
+        return errors.relu().mean()  # the selection is behind two steps of arithmetic with another one
+""",
+    false_alarm="""
+The mask always selects something, by construction. Say it in a line before, `assert mask.any()`, or test it with `if`;
+both count as guards.
+""",
+    fix="unsafe",
+    fix_note="""
+`x[mask].mean()` becomes `x[mask].sum() / max(x[mask].numel(), 1)`, which is 0 for an empty selection. Other spellings
+are left to you.
+""",
+    nodes=(ast.Call,),
+    words=("mean(", "loss", "Loss"),
+    check=check,
+)

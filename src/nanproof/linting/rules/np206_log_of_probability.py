@@ -1,0 +1,159 @@
+"""NP206: the logarithm of a sigmoid or softmax is −∞ where the probability has rounded to zero."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..flow import key_of
+from ..guards import checked, guarded
+from ..numerics import named_probability, probability
+from ..purpose import only_logged, trains
+from ..rewrite import Moved, move
+from ..rule import Found, Rule
+from ..values import core, number, operation, short, trail
+
+if TYPE_CHECKING:
+    from ..names import Operation
+    from ..source import Module
+
+_LOGS = {"log", "log2", "log10", "log_"}
+
+
+def check(node: ast.Call, module: Module) -> Iterator[Found]:
+    found = module.operation(node)
+    if found is None or found[0] not in _LOGS or found[1] is None or module.is_test or module.under_no_grad(node):
+        return
+    operand = found[1]
+    inner = _complement(operand, module)
+    source = probability(inner if inner is not None else operand, module)
+    if source is not None:
+        yield from _known(node, found[0], operand, inner, source, module)
+    elif _named(operand, module) and trains(node, module) and not _kept(node, operand, module):
+        yield Found(
+            node=node,
+            message=f"the logarithm of the probability {short(operand, module)} is -inf where it is zero",
+            help="pass log-probabilities (log_softmax, logsigmoid) instead, or clamp: .clamp(min=1e-12).log()",
+        )
+
+
+def _known(
+    node: ast.Call, log: str, operand: ast.expr, inner: ast.expr | None, source: Operation, module: Module
+) -> Iterator[Found]:
+    if any(key_of(t) and guarded(t, module) for t in trail(operand, module)):
+        return
+    kind = source[0]
+    better = "torch.nn.functional.logsigmoid" if kind == "sigmoid" else "torch.nn.functional.log_softmax"
+    if kind == "softmax" and inner is not None:
+        better = ""
+    moved = _rewrite(node, inner if inner is not None else operand, source, better, inner is not None, module)
+    name = better.rpartition(".")[2]
+    yield Found(
+        node=node,
+        message=f"the logarithm of {'1 - ' if inner is not None else ''}a {kind} is -inf where the probability "
+        "rounds to zero, and its gradient NaN",
+        help=f"use {name}, which never forms the probability" if name else "work with log_softmax from the start",
+        edits=moved.edits if log == "log" and better else (),
+        safe=moved.safe,
+    )
+
+
+def _complement(node: ast.expr, module: Module) -> ast.expr | None:
+    """``p`` for ``1 - p``."""
+    at = core(node, module)
+    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub) and number(at.left, module) == 1:
+        return at.right
+    return None
+
+
+def _named(operand: ast.expr, module: Module) -> bool:
+    """A probability by its name, or a quotient of two."""
+    inner = _complement(operand, module)
+    at = inner if inner is not None else operand
+    found = operation(at, module)
+    if found and found[0] == "div" and found[1] is not None and found[2]:
+        return named_probability(found[1]) and named_probability(found[2][0])
+    if found and found[0] in ("gather", "index_select", "take_along_dim") and found[1] is not None:
+        at = found[1]  # chooses elements and leaves them what they are
+    if not named_probability(at):
+        return False
+    held = module.value(at)
+    return held is None or (isinstance(held, ast.BinOp) and not guarded(held, module))
+
+
+def _kept(node: ast.Call, operand: ast.expr, module: Module) -> bool:
+    parts = [n for n in ast.walk(operand) if key_of(n)]
+    if any(guarded(n, module) for n in parts if isinstance(n, ast.expr)):
+        return True
+    return checked({key_of(n) for n in parts}, node, module) or only_logged(node, module)
+
+
+def _rewrite(node: ast.Call, held: ast.expr, source: Operation, better: str, negated: bool, module: Module) -> Moved:
+    """The same logarithm from the logits; nothing if they have changed since, or if their text is needed twice."""
+    if not better or source[1] is None:
+        return Moved()
+    name, needed = module.spell(better)
+    logits = module.source(source[1])
+    if negated:
+        logits = f"-({logits})" if not isinstance(source[1], ast.Name | ast.Call | ast.Attribute) else f"-{logits}"
+    others = [module.source(a) for a in source[2]]
+    others += [f"{k}={module.source(v)}" for k, v in source[3].items() if source[0] == "softmax"]
+    parts = [source[1], *source[2], *source[3].values()]
+    return move(node, held, parts, f"{name}({', '.join([logits, *others])})", needed, module)
+
+
+RULE = Rule(
+    code="NP206",
+    name="log-of-probability",
+    what="""
+Finds the logarithm of a sigmoid or a softmax, also of `1 - sigmoid(x)` and of a probability computed a few lines
+before; and, in a loss, the logarithm of a tensor whose name says that it is a probability, with nothing that keeps it
+from zero.
+""",
+    why="""
+The probability is rounded before its logarithm is taken. In float32 `sigmoid(x)` is 0 from x = -89 on (the logarithm
+ought to be -89, not -inf), and `1 - sigmoid(x)` is 0 from x = 17 on. In float16 the limits are -18 and 9. A softmax
+is 0 wherever a logit is that far below the largest one. The gradient is ∞ · 0, NaN, for every logit of that row.
+
+`logsigmoid` and `log_softmax` compute the logarithm from the logits and never form the probability: `log_softmax` of
+[0, 200] is [-200, 0] with gradient [1, -1], where `softmax(x).log()` gives [-inf, 0] and [NaN, NaN].
+""",
+    bad="""
+import torch
+
+
+def nll_loss(logits, target):
+    log_p = torch.log(torch.softmax(logits, dim=-1))
+    return -log_p.gather(-1, target[..., None]).mean()
+""",
+    good="""
+import torch
+import torch.nn.functional as F
+
+
+def nll_loss(logits, target):
+    log_p = F.log_softmax(logits, dim=-1)
+    return -log_p.gather(-1, target[..., None]).mean()
+""",
+    miss="""
+import torch
+
+
+def policy_loss(policy, states, actions, returns):
+    chosen = policy(states).gather(1, actions)  # the softmax is in the policy's forward
+    return -(torch.log(chosen) * returns).mean()
+""",
+    false_alarm="""
+The logits are small for certain, or the infinity is wanted, as in a mask of log-probabilities. A probability that is
+clamped, or has an eps added, is left alone.
+""",
+    fix="safe",
+    fix_note="""
+Every finite value and gradient stays the same, to rounding. When the probability is used elsewhere too, or was
+computed on another line, the fix is marked unsafe unless that line can go.
+""",
+    nodes=(ast.Call,),
+    calls=frozenset(_LOGS),
+    check=check,
+)

@@ -1,0 +1,197 @@
+"""NP210: torch.where does not keep the gradient of the branch that was not taken from being NaN."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..flow import key_of
+from ..guards import guarded
+from ..numerics import boolean, division, summed
+from ..purpose import aside, only_logged
+from ..rule import Change, Found, Rule
+from ..values import called_last, core, number, operation, scalar, short
+
+if TYPE_CHECKING:
+    from ..source import Module
+
+_RISKS = {
+    "log": "log", "log2": "log2", "log10": "log10", "sqrt": "sqrt", "rsqrt": "rsqrt", "acos": "acos", "asin": "asin",
+    "arccos": "acos", "arcsin": "asin", "atanh": "atanh", "acosh": "acosh", "reciprocal": "reciprocal",
+    "log1p": "log1p", "exp": "exp", "expm1": "expm1",
+}  # fmt: skip
+_COUNTS = re.compile(r"(^|_|\.)(counts?|nums?|lens?|lengths?|totals?|steps?|size|degrees?|deg)(_|$|\d)", re.I)
+_COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
+_KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
+_CUTS = {"long", "int", "round", "floor", "ceil", "detach", "argmax", "argmin", "bool", "sign", "item", "no_grad"}
+_FILLS = {"exp": "0.0", "expm1": "0.0", "log1p": "0.0", "acos": "0.0", "asin": "0.0", "atanh": "0.0"}
+
+
+def check(node: ast.Call, module: Module) -> Iterator[Found]:
+    arguments = _arguments(node, module)
+    if arguments is None or aside(node, module):
+        return
+    condition, branches = arguments
+    asked = _asked(condition, module)
+    for place, branch in enumerate(branches):
+        risk = _risk(branch, asked, module)
+        if risk is None or only_logged(node, module):
+            continue
+        name, operand, risky = risk
+        said = short(operand, module) or "its operand"
+        what = f"a division by {said}" if name == "div" else f"{name} of {said}"
+        yield Found(
+            node=node,
+            message=f"{what} is computed everywhere: where it is bad the gradient is NaN, chosen or not",
+            help="make the operand harmless first: torch.where(ok, x, 1.0), then compute, then choose (or ops.select)",
+            edits=_fix(branch, condition, name, operand, risky, place == 0, module),
+        )
+        return
+
+
+def _arguments(node: ast.Call, module: Module) -> tuple[ast.expr, list[ast.expr]] | None:
+    """The condition and the two branches of ``torch.where(c, a, b)`` and of ``a.where(c, b)``."""
+    if module.called(node) == "torch.where":
+        given = {k.arg: k.value for k in node.keywords}
+        args = [*node.args, *(given[k] for k in ("condition", "input", "other") if k in given)]
+        return (args[0], args[1:]) if len(args) == 3 else None
+    if isinstance(node.func, ast.Attribute) and module.operation(node) and len(node.args) == 2:
+        return node.args[0], [node.func.value, node.args[1]]
+    return None
+
+
+def _asked(condition: ast.expr, module: Module) -> set[str]:
+    """The names whose values a condition compares with something; through one name of its own."""
+    held = core(condition, module)
+    compared: list[ast.AST] = []
+    for part in [*ast.walk(condition), *ast.walk(held)]:
+        if isinstance(part, ast.Compare):
+            compared += [part.left, *part.comparators]
+        elif isinstance(part, ast.Call) and called_last(part, module) in _COMPARES:
+            compared.append(part)
+    return {key_of(n) for c in compared for n in ast.walk(c)} - {""}
+
+
+def _risk(branch: ast.expr, asked: set[str], module: Module) -> tuple[str, ast.expr, ast.AST] | None:
+    """The first operation in a branch that goes wrong for some value of what the condition asks about."""
+    for part in [*ast.walk(branch), *ast.walk(core(branch, module))]:
+        if isinstance(part, ast.Call) and (called_last(part, module) in _CUTS or _to_integer(part, module)):
+            return None
+        name, operand = _bad_operation(part, module)
+        if name and operand is not None and _names(operand, module) & asked and not _tamed(name, operand, module):
+            return name, operand, part
+    return None
+
+
+def _bad_operation(part: ast.AST, module: Module) -> tuple[str, ast.expr | None]:
+    parts = division(part, module)
+    if parts is not None:
+        return "div", None if scalar(parts[1], module) else parts[1]
+    found = operation(part, module) if isinstance(part, ast.Call | ast.BinOp) else None
+    if found is None or found[1] is None or scalar(found[1], module):
+        return "", None
+    if found[0] == "pow" and found[2]:
+        exponent = number(found[2][0], module)
+        return ("power" if exponent is not None and (exponent < 0 or exponent % 1) else ""), found[1]
+    return _RISKS.get(found[0], ""), found[1]
+
+
+def _names(operand: ast.expr, module: Module) -> set[str]:
+    """The names in an operand and in what it holds; those of a count, which has no gradient, are none."""
+    counted = summed(operand, module)
+    if counted is not None and boolean(counted, module):
+        return set()
+    found = {key_of(n) for e in (operand, core(operand, module)) for n in ast.walk(e)} - {""}
+    return {name for name in found if not _COUNTS.search(name)}
+
+
+def _tamed(name: str, operand: ast.expr, module: Module) -> bool:
+    """Whether the operand is harmless already: chosen by a where of its own, clamped, with an eps."""
+    at = core(operand, module)
+    if name in ("exp", "expm1"):
+        found = operation(at, module)
+        return found is not None and found[0] in _KEPT_LOW
+    if name.startswith("log") and isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add):
+        ones = (number(at.left, module), number(at.right, module))
+        if 1.0 in ones:
+            return False  # log(x + 1) in the branch for x > 0 is as bad for x < -1 as log(x) is for x < 0
+    return guarded(operand, module)
+
+
+def _to_integer(call: ast.Call, module: Module) -> bool:
+    return called_last(call, module) in ("to", "type") and any(
+        module.called(a).rpartition(".")[2] in ("long", "int64", "int32", "int", "bool") for a in call.args
+    )
+
+
+def _fix(
+    branch: ast.expr, condition: ast.expr, name: str, operand: ast.expr, risky: ast.AST, first: bool, module: Module
+) -> tuple[Change, ...]:
+    """The double where: the operand is replaced by a harmless number where the branch is not taken."""
+    written_here = any(n is risky for n in ast.walk(branch))
+    if not written_here or not short(operand, module) or not short(condition, module):
+        return ()
+    spelled, needed = module.spell("torch.where")
+    fill = _FILLS.get(name, "1.0")
+    asked, text = module.source(condition), module.source(operand)
+    chosen = f"{asked}, {text}, {fill}" if first else f"{asked}, {fill}, {text}"
+    return (module.replace(operand, f"{spelled}({chosen})"), *needed)
+
+
+RULE = Rule(
+    code="NP210",
+    name="where-dead-branch",
+    what="""
+Finds `torch.where(x > 0, torch.log(x), 0)`: a branch that is computed for all elements and is infinite or NaN, or has
+an infinite slope, for just those where the condition does not choose it.
+""",
+    why="""
+`torch.where` computes both branches everywhere and then chooses. The value is fine. Backward, the branch that was not
+chosen gets a gradient of 0, and the chain rule multiplies it with the slope of the bad operation: 0 · ∞ and 0 · NaN are
+NaN. `torch.where(x > 0, x.log(), 0)` at x = 0 has the value 0 and the gradient NaN; so has `sin(x) / x` at 0 behind
+`torch.where(x == 0, 1, …)`, and `torch.where(x > 0, x, torch.exp(x))` at x = 100, where the exponential has overflowed.
+
+The way out is a second `where` on the inside, which gives the bad operation a harmless operand.
+""",
+    bad="""
+import torch
+
+
+def log_positive(x):
+    return torch.where(x > 0, torch.log(x), torch.zeros_like(x))
+""",
+    good="""
+import torch
+from nanproof import ops
+
+
+def log_positive(x):
+    return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), torch.zeros_like(x))
+
+
+def log_selected(x):
+    return ops.select(x > 0, torch.log, 0.0, x)
+""",
+    miss="""
+import torch
+
+
+def log_positive(x):
+    y = torch.log(x)
+    y[x <= 0] = 0  # the same mistake, by assignment
+    return y
+""",
+    false_alarm="""
+No gradient flows through it: the operand is data, not something learned. Integers, `no_grad` and operands that are
+clamped or chosen already are left alone.
+""",
+    fix="unsafe",
+    fix_note="""
+It writes the double `where`. Values stay the same; gradients change from NaN to 0 where the branch is not taken.
+""",
+    nodes=(ast.Call,),
+    calls=frozenset({"where"}),
+    check=check,
+)

@@ -1,0 +1,104 @@
+"""What can be exactly zero: squares and their sums, variances, differences; and what no training goes through."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from .flow import key_of
+from .guards import lower_bound
+from .values import SAME, called_last, core, made_of, number, operation, scalar
+
+if TYPE_CHECKING:
+    from .source import Module
+
+_CONSTANT = {"arange", "linspace", "meshgrid", "randn", "rand", "randint", "ones", "full", "hann_window", "eigh",
+             "eigvalsh", "svd", "tensor", "as_tensor", "fftfreq", "logspace", "rand_like", "randn_like"}  # fmt: skip
+
+
+def squared(node: ast.expr, module: Module, depth: int = 0) -> bool:
+    """Whether an expression is a square, so that it reaches zero with a slope of zero."""
+    at = core(node, module)
+    found = operation(at, module)
+    if found is None or depth > 8:
+        return False
+    name, first, rest, _ = found
+    if name in ("square", "square_"):
+        return True
+    if name == "pow" and rest:
+        return number(rest[0], module) in (2.0, 4.0)
+    if name in ("mul", "multiply") and first is not None and rest:
+        same = ast.dump(first) == ast.dump(rest[0]) and not scalar(first, module)
+        return same or squared(first, module, depth + 1) or squared(rest[0], module, depth + 1)
+    if name == "div" and first is not None and rest:
+        return squared(first, module, depth + 1)
+    return False
+
+
+def vanishes(node: ast.expr, module: Module, depth: int = 0) -> str:
+    """Why an operand can be exactly zero, in words, or ""."""
+    at = core(node, module)
+    if isinstance(at, ast.Call) and _is_mse(at, module):
+        return "a mean of squares"
+    found = operation(at, module)
+    if found is None or found[1] is None or depth > 6:
+        return ""
+    name, first, rest = found[0], found[1], found[2]
+    if squared(at, module):
+        return "a square"
+    if name in ("sum", "mean", "nansum", "nanmean") and squared(first, module):
+        return f"a {'mean' if 'mean' in name else 'sum'} of squares"
+    if name == "var":
+        return "a variance"
+    if isinstance(at, ast.Call) and called_last(at, module) in ("clamp", "clip", "clamp_min", "clamp_"):
+        return "a value clamped to zero" if lower_bound(at, module) == 0 else ""
+    if name in ("add", "mul", "div", "sub") and rest:
+        return _vanishing_pair(name, first, rest[0], module, depth + 1)
+    if name in ("sum", "mean"):
+        return vanishes(first, module, depth + 1)
+    return ""
+
+
+def _is_mse(call: ast.Call, module: Module) -> bool:
+    """``F.mse_loss(…)``, and a call of an ``nn.MSELoss`` kept in a name or in self."""
+    layer = call.func if isinstance(call.func, ast.Call) else module.value(call.func)
+    made = module.called(layer) if isinstance(layer, ast.Call) else ""
+    return module.called(call) == "torch.nn.functional.mse_loss" or made == "torch.nn.MSELoss"
+
+
+def _vanishing_pair(name: str, left: ast.expr, right: ast.expr, module: Module, depth: int) -> str:
+    if name == "add":
+        return "a sum of squares" if vanishes(left, module, depth) and vanishes(right, module, depth) else ""
+    if name == "div":
+        return vanishes(left, module, depth)
+    if name == "mul":
+        return vanishes(left, module, depth) or vanishes(right, module, depth)
+    if scalar(left, module) and scalar(right, module):
+        return ""
+    return "a difference"
+
+
+def is_constant(operand: ast.expr, module: Module) -> bool:
+    """Whether nothing here is learned: made from sizes, drawn at random, detached, from NumPy.
+
+    One such part is enough, as arguments beside it are mostly centres and widths; but not if a layer or an unknown
+    function has had its hands on it.
+    """
+    plain = False
+    for part in made_of(operand, module, limit=300, indices=False):
+        if isinstance(part, ast.Call):
+            name, last = module.called(part), called_last(part, module)
+            if last in _CONSTANT or last == "detach" or name.partition(".")[0] in ("numpy", "math"):
+                plain = True
+            elif module.operation(part) is None and last not in SAME and name not in ("float", "int", "len", "max"):
+                return False
+        elif key_of(part):
+            plain = plain or any(last in _CONSTANT for last in _unpacked(part, module))
+    return plain
+
+
+def _unpacked(name: ast.AST, module: Module) -> list[str]:
+    """What is called where a name is one of several results: ``yy, xx = torch.meshgrid(…)``."""
+    bindings = module.flow.bindings(module.function(name), key_of(name))
+    made = [getattr(b.owner, "value", None) for b in bindings if b.value is None]
+    return [called_last(value, module) for value in made if isinstance(value, ast.Call)]

@@ -1,0 +1,64 @@
+"""Finding the modules that own an optimizer's parameters: a script hands over parameters, not models."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [p for o in optimizers for g in o.param_groups for p in g["params"]]
+
+
+def find_owners(parameters: Iterable[Tensor]) -> list[nn.Module]:
+    """The outermost living modules that hold these parameters: wrappers rather than what they wrap.
+
+    >>> inner = nn.Linear(2, 2); outer = nn.Sequential(inner)
+    >>> [type(m).__name__ for m in find_owners([inner.weight])]
+    ['Sequential']
+    """
+    wanted = {id(p) for p in parameters}
+    # by type, not isinstance: lazy proxies would be woken up by a look at their __class__
+    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    children = {id(c) for m in modules for c in vars(m).get("_modules", {}).values() if c is not None}
+    roots = [m for m in modules if id(m) not in children and "_modules" in vars(m)]
+    found = []
+    for root in roots:
+        held = {id(p) for p in root.parameters()} & wanted
+        if held:
+            found.append((len(held), root))
+    # of several that hold the same parameters, those that hold most: a wrapper is one of them, a part is not
+    chosen: list[nn.Module] = []
+    for _, root in sorted(found, key=lambda f: f[0], reverse=True):
+        held = {id(p) for p in root.parameters()} & wanted
+        if held:
+            chosen.append(root)
+            wanted -= held
+    return chosen
+
+
+def name_owners(owners: list[nn.Module]) -> dict[str, nn.Module]:
+    """The owners under the names that the script gives them, or those of their classes."""
+    given = {id(v): k for k, v in vars(sys.modules["__main__"]).items() if isinstance(v, nn.Module)}
+    named: dict[str, nn.Module] = {}
+    for module in owners:
+        name = base = given.get(id(module), type(module).__name__)
+        number = 2
+        while name in named or not name.isidentifier() or hasattr(nn.ModuleDict, name):
+            name, number = f"{base}_{number}", number + 1
+        named[name] = module
+    return named
+
+
+class Loose(nn.Module):
+    """Parameters that no module holds, under made-up names, so that a guard can speak of them."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__()
+        held: dict[str, Any] = self._parameters  # past the check of types: plain leaf tensors are welcome too
+        held.update({f"parameter_{i}": p for i, p in enumerate(parameters)})

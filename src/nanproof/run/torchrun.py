@@ -1,0 +1,55 @@
+"""Several processes: the command that lets torchrun start `nanproof run` in each of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from ..errors import GuardStop, UsageError
+
+
+def torchrun_command(words: Sequence[str], *, nproc: int, nnodes: int, rendezvous: str | None) -> list[str]:
+    """The command line for ``nproc`` processes on each of ``nnodes`` machines; ``words`` come after `nanproof run`.
+
+    >>> torchrun_command(["train.py"], nproc=2, nnodes=1, rendezvous=None)[1:]
+    ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', '-m', 'nanproof', 'run', 'train.py']
+    """
+    if nnodes > 1 and rendezvous is None:
+        raise UsageError(
+            f"--nnodes {nnodes} needs a place where the machines meet", hint="give --rdzv HOST:PORT, the same on each"
+        )
+    where = ["--standalone"]
+    if rendezvous is not None:
+        where = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous}", "--rdzv-id=nanproof"]
+    return [
+        sys.executable, "-m", "torch.distributed.run", *where, f"--nproc-per-node={nproc}",
+        "-m", "nanproof", "run", *words,
+    ]  # fmt: skip
+
+
+def launch(command: Sequence[str], run_dir: Path) -> int:
+    """Run it, hand signals on, and return its exit code: 66 when the guard of any rank stopped the run on purpose."""
+    known = {p: p.stat().st_mtime_ns for p in run_dir.glob("run*.json")}
+    process = subprocess.Popen(command)
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, hand_on)
+    try:
+        while True:
+            try:
+                code = process.wait()
+                break
+            except KeyboardInterrupt:
+                continue  # the terminal has sent it to torchrun too, which ends its workers
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    written = [p for p in run_dir.glob("run*.json") if p.stat().st_mtime_ns != known.get(p)]
+    stopped = any(json.loads(p.read_text())["exit_code"] == GuardStop.exit_code for p in written)
+    return GuardStop.exit_code if code and stopped else code

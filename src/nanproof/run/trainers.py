@@ -1,0 +1,52 @@
+"""Trainers that need a callback of their own: it is added when the script makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .arrivals import Arrivals
+from .patches import Patches
+from .session import Session
+
+
+def watch_trainers(arrivals: Arrivals, patches: Patches, session: Session) -> None:
+    """Await the libraries that bring trainers or write checkpoints."""
+
+    def hugging_face(module: ModuleType) -> None:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
+                original(trainer, *args, **kwargs)
+                from ..integrations.transformers import GuardCallback
+
+                if not any(isinstance(c, GuardCallback) for c in trainer.callback_handler.callbacks):
+                    trainer.add_callback(GuardCallback.made_by(session.make))
+
+            return init
+
+        patches.put(module.Trainer, "__init__", wrap)
+
+    def lightning(module: ModuleType) -> None:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
+                original(trainer, *args, **kwargs)
+                from ..integrations.lightning import GuardCallback
+
+                if not any(isinstance(c, GuardCallback) for c in trainer.callbacks):
+                    trainer.callbacks.append(GuardCallback.made_by(session.make))
+
+            return init
+
+        patches.put(module.Trainer, "__init__", wrap)
+
+    def deepspeed(_: ModuleType) -> None:
+        session.miss("DeepSpeed", "it steps inside its own engine, where its own overflow check decides")
+
+    arrivals.await_module("transformers.trainer", hugging_face)
+    arrivals.await_module("lightning.pytorch.trainer.trainer", lightning)
+    arrivals.await_module("pytorch_lightning.trainer.trainer", lightning)
+    arrivals.await_module("deepspeed.runtime.engine", deepspeed)
+    arrivals.await_module("safetensors.torch", patches.patch_safetensors)
+    arrivals.await_module("transformers.modeling_utils", patches.patch_pretrained)
+    arrivals.await_module("torch.distributed.checkpoint.state_dict_saver", patches.patch_checkpoint)

@@ -1,0 +1,120 @@
+"""Runs scripts under the guard: within this process when only torch is needed, else as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanproof.files import read_jsonl
+from nanproof.run.launcher import Outcome, run_program
+from nanproof.run.options import Options
+from nanproof.run.program import Program
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A guarded run: how it ended, the script's own variables, and what was written."""
+
+    outcome: Outcome
+    main: dict[str, Any]
+    run_dir: Path
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        return incidents(self.run_dir)
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.run_dir / "training_log.jsonl"))
+
+
+def incidents(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(p.read_text()) for p in sorted(run_dir.glob("incidents/*/incident.json"))]
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """A block after which the interpreter's own main program is back."""
+    argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+
+
+def guarded(tmp_path: Path, source: str, *arguments: str, name: str = "script", **options: Any) -> Ran:
+    """Run source code under the guard in this process."""
+    script = tmp_path / f"{name}.py"
+    script.write_text(textwrap.dedent(source))
+    return run_guarded(str(script), tmp_path / f"{name}.run", *arguments, **options)
+
+
+def run_guarded(script: str, run_dir: Path, *arguments: str, **options: Any) -> Ran:
+    """A script of the folder under the guard in this process."""
+    with as_before():
+        program = Program(target=str(SCRIPTS / script), arguments=arguments)
+        outcome = run_program(program, Options(run_dir=run_dir, run_dir_given=True, **options))
+        return Ran(outcome, dict(vars(sys.modules["__main__"])), run_dir)
+
+
+def plain(tmp_path: Path, source: str, *arguments: str, name: str = "plain") -> dict[str, Any]:
+    """Run the same without anything of ours."""
+    script = tmp_path / f"{name}.py"
+    script.write_text(textwrap.dedent(source))
+    with as_before():
+        sys.argv = [str(script), *arguments]
+        return runpy.run_path(str(script), run_name="__main__")
+
+
+def run_bare(script: str, *arguments: str) -> None:
+    """A script of the folder, as plain python runs it, within this process."""
+    with as_before():
+        sys.argv = [script, *arguments]
+        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+
+
+def nanproof(*words: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "nanproof", *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=environment, **options
+    )  # fmt: skip
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def different(a: Any, b: Any, where: str = "") -> list[str]:
+    """Where two nested states differ, bit by bit."""
+    if isinstance(a, torch.Tensor):
+        same = a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        return [] if same else [where]
+    if isinstance(a, dict):
+        if set(a) != set(b):
+            return [f"{where}: {set(a) ^ set(b)}"]
+        return [d for k in a for d in different(a[k], b[k], f"{where}.{k}")]
+    if isinstance(a, list | tuple):
+        pairs = zip(a, b, strict=True)
+        return [d for i, (x, y) in enumerate(pairs) for d in different(x, y, f"{where}.{i}")]
+    return [] if a == b or callable(a) else [where]
+
+
+def is_finite(state: Any) -> bool:
+    if isinstance(state, torch.Tensor):
+        return bool(torch.isfinite(state).all()) if state.is_floating_point() else True
+    if isinstance(state, dict | list | tuple):
+        return all(is_finite(v) for v in (state.values() if isinstance(state, dict) else state))
+    return True

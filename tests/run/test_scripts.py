@@ -1,0 +1,82 @@
+"""Real training scripts, each run bare, where it dies, and under `nanproof run`, where it lives."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanproof import scan
+from run.launch import SCRIPTS, different, incidents, is_finite, nanproof, run_bare, run_guarded
+
+# script: the part that is left out in the run that never saw the bad sample, its batch, and the verdict's level
+LOOPS = {
+    "plain.py": (7, "batch 7 of its loader, samples 56–63", "input"),
+    "amp.py": (7, "batch 7 of its loader, samples 56–63", "input"),
+    "accumulate.py": (1, "the loader's last batch was batch 15 of its loader, samples 120–127", "input"),
+    "gan.py": (7, "batch 7 of its loader, samples 56–63", "input"),
+    "accelerated.py": (3, "batch 7 of its loader, samples 56–63", "input"),
+    "lightning_fit.py": (3, "batch 7 of its loader, samples 56–63", "input"),
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+def quietly(script: str, *arguments: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what trainers say about workers and old interfaces
+        run_bare(script, *arguments)
+
+
+@pytest.mark.parametrize("script", LOOPS)
+def test_bare_it_dies_and_guarded_it_never_saw_the_bad_sample(script: str, tmp_path: Path) -> None:
+    part, batch, level = LOOPS[script]
+    quietly(script, "--out", str(tmp_path / "bare"))
+    quietly(script, "--out", str(tmp_path / "without"), "--without", str(part))
+    done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / script, "--out", tmp_path / "guarded")
+    bare, without, guarded = (torch.load(tmp_path / n) for n in ("bare", "without", "guarded"))
+    assert not is_finite(bare)
+    assert is_finite(guarded)
+    assert different(guarded, without) == []
+    (incident,) = incidents(tmp_path / "run")
+    assert (incident["verdict"]["level"], incident["action"]["kind"]) == (level, "skip")
+    assert incident["notes"] == [batch]
+    assert "batch" in incident["bundle"]
+    assert f"nanproof: records are in {tmp_path / 'run'}" in done.stderr
+    assert "1 skipped" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "samples", "row"), [("hugging_face.py", "61", [2, 5]), ("trl_sft.py", "15", None)], ids=["hf", "trl"]
+)
+def test_a_trainers_good_checkpoint_survives(script: str, samples: str, row: Any, tmp_path: Path) -> None:
+    """Bare: the loss is logged as 0.0, all weights are NaN, and the good checkpoint was deleted for the bad one."""
+    quietly(script, "--out", str(tmp_path / "bare"))
+    done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / script, "--out", tmp_path / "guarded")
+    assert [scan(p).health for p in (tmp_path / "bare").glob("checkpoint-*")] == ["corrupt"]
+    (kept,) = (tmp_path / "guarded").glob("checkpoint-*")
+    assert kept.name == "checkpoint-12"
+    assert scan(kept / "model.safetensors").health == "healthy"
+    (incident,) = incidents(tmp_path / "run")
+    assert samples in incident["notes"][0].partition("samples ")[2].split(", ")
+    if row is not None:
+        assert [t["first_bad"][1:] for t in incident["tensors"] if t["name"].startswith("batch")] == [row]
+    assert "12 steps, 11 updates, 1 skipped" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in-place", "step", "function"])
+def test_compiled_code(how: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    ran = run_guarded("compiled.py", tmp_path / "run", "--out", str(tmp_path / "guarded"), "--how", how)
+    assert len(ran.incidents) == 1
+    assert ran.outcome.not_guarded == {}
+    torch._dynamo.reset()
+    run_bare("compiled.py", "--out", str(tmp_path / "without"), "--without", "7", "--how", "wrapped")
+    assert different(torch.load(tmp_path / "guarded"), torch.load(tmp_path / "without")) == []

@@ -1,0 +1,46 @@
+"""Sharded data parallel (FSDP2): each rank holds a part of every parameter, and each sees a bad sample once."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", required=True)
+parser.add_argument("--without", action="store_true", help="leave the two bad batches out")
+args = parser.parse_args()
+BAD = [(4, 0), (7, 1)]  # the batch, and the rank that meets it
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+fully_shard(model[0])
+fully_shard(model[3])
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 12)
+data = torch.Generator().manual_seed(rank)
+torch.manual_seed(rank)
+
+for i in range(12):
+    inputs = torch.randn(8, 8, generator=data)
+    targets = inputs.sum(1, keepdim=True)
+    if (i, rank) in BAD:
+        inputs[3, 2] = float("nan")
+    if args.without and i in dict(BAD):
+        continue
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+
+shards = {n: p.to_local().detach().clone() for n, p in model.named_parameters()}
+torch.save({"model": shards, "schedule": scheduler.last_epoch, "random": torch.get_rng_state()}, f"{args.out}.{rank}")
+dcp.save({"model": model.state_dict()}, checkpoint_id=f"{args.out}.dcp")
+dist.destroy_process_group()
