@@ -1,4 +1,4 @@
-"""Several processes, for real: DDP and FSDP2 under torchrun on gloo, two machines on loopback, a rank that is killed."""
+"""Several processes, for real: DDP and FSDP2 under torchrun on gloo, two machines on loopback, a killed rank."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nanproof import scan
+from nanproof.run.torchrun import launch
 from run.launch import SCRIPTS, different, incidents, is_finite, nanproof
 from support.ranks import on_ranks
 
@@ -105,13 +106,13 @@ def test_a_rank_that_is_killed_costs_nothing_since_the_last_checkpoint(tmp_path:
     assert record["guarded"][0]["updates"] == 18
 
 
-def test_a_stop_on_purpose_comes_through_torchrun(tmp_path: Path) -> None:
-    done = nanproof(
-        "run", "--nproc", "1", "--policy", "strict", "--run-dir", tmp_path / "run", SCRIPTS / "ddp.py", "--out",
-        tmp_path / "guarded", check=False,
-    )  # fmt: skip
-    assert done.returncode == 66
-    assert "the policy stops at the first bad step" in done.stderr
+@pytest.mark.parametrize(("code", "recorded", "seen"), [(1, 66, 66), (1, 1, 1), (0, 0, 0), (1, None, 1)])
+def test_a_stop_on_purpose_comes_through_torchrun(code: int, recorded: int | None, seen: int, tmp_path: Path) -> None:
+    """torchrun itself says 1 whatever a rank says; any rank's own record tells more, if it is of this run."""
+    (tmp_path / "run.r3.json").write_text('{"exit_code": 66}')
+    write = f"open('run.r1.json', 'w').write('{{\"exit_code\": {recorded}}}')" if recorded is not None else "0"
+    command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {write}; raise SystemExit({code})"]
+    assert launch(command, tmp_path) == seen
 
 
 def test_processes_that_the_script_spawns_itself(tmp_path: Path) -> None:

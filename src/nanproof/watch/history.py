@@ -17,7 +17,7 @@ from ..logs.points import keep
 from ..logs.series import Column, Event, Series
 from ..records import to_json
 
-WIDTH = 2000  # a screen has fewer columns than this; each keeps a minimum and a maximum
+WIDTH = 1000  # a chart has about as many columns of pixels; each keeps a minimum and a maximum
 HIDDEN = ("time",)  # drawn as an axis, not as a curve
 
 
