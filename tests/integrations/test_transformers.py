@@ -60,7 +60,7 @@ class InOrder(Trainer):
         return SequentialSampler(self.train_dataset)
 
 
-def make(folder: Path, data: Samples, *callbacks: Any, **options: Any) -> InOrder:
+def make(folder: Path, data: Samples, *callbacks: Any, eval_dataset: Any = None, **options: Any) -> InOrder:
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -71,8 +71,9 @@ def make(folder: Path, data: Samples, *callbacks: Any, **options: Any) -> InOrde
         seed=0, **given,
     )  # fmt: skip
     return InOrder(
-        model=model, args=args, train_dataset=data, callbacks=list(callbacks), optimizers=(optimizer, schedule)
-    )
+        model=model, args=args, train_dataset=data, eval_dataset=eval_dataset, callbacks=list(callbacks),
+        optimizers=(optimizer, schedule),
+    )  # fmt: skip
 
 
 def train(trainer: Trainer, **options: Any) -> None:
@@ -150,24 +151,20 @@ class Poison(TrainerCallback):
 
 @pytest.mark.parametrize("strategy", ["steps", "best"])
 def test_a_poisoned_checkpoint_is_not_written_and_the_good_one_is_kept(strategy: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"save_total_limit": 1, "max_steps": 8, "save_strategy": strategy}
-    if strategy == "steps":
-        options |= {"save_steps": 4}
-    else:
-        options |= {
-            "eval_strategy": "steps",
-            "eval_steps": 4,
-            "metric_for_best_model": "loss",
-            "greater_is_better": True,
-        }
-    trainer = make(tmp_path, Samples(), Poison(7), GuardCallback(run_dir=tmp_path / "run", snapshot_every=1), **options)
-    trainer.eval_dataset = Samples(drop=8)
+    when = {
+        "steps": {"save_steps": 4},
+        "best": {"eval_strategy": "steps", "eval_steps": 4, "metric_for_best_model": "runtime"},
+    }[strategy]
+    guard = GuardCallback(run_dir=tmp_path / "run")
+    options = {"save_strategy": strategy, "save_total_limit": 1, "max_steps": 8, **when}
+    trainer = make(tmp_path, Samples(), Poison(7), guard, eval_dataset=Samples(drop=8), **options)
+    trainer._determine_best_metric = lambda **_: True  # type: ignore[method-assign]
     train(trainer)
     assert checkpoints(tmp_path) == ["checkpoint-4"]
     assert scan(tmp_path / "out" / "checkpoint-4").health == "healthy"
-    assert trainer.callback_handler.callbacks[-1].escort.guard.tally.blocked[0].endswith("running_var") or any(
-        "running_var" in b for b in trainer.callback_handler.callbacks[-1].escort.guard.tally.blocked
-    )
+    assert guard.escort is not None
+    assert all("buffer body.1.running_var [8] float32: 1 +Inf of 8" in b for b in guard.escort.guard.tally.blocked)
+    assert guard.escort.guard.tally.blocked
 
 
 def test_resuming_goes_on_counting_and_remembers_what_is_normal(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several processes, for real: DDP and FSDP2 under torchrun on gloo, two machines on loopback, a killed rank."""
+"""Several processes, for real: DDP and FSDP2 under torchrun, two machines on loopback, a rank that is killed."""
 
 from __future__ import annotations
 
