@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from nanproof.files import Lock
 from run.launch import nanproof
 
 
@@ -144,12 +145,18 @@ def test_modules_and_folders(words: str, tmp_path: Path) -> None:
         ("--policy careful a.py", "'careful' is not one of 'default', 'strict', 'observe'"),
         ("--nnodes 2 a.py", "error: --nnodes needs --nproc"),
         ("--nproc 2 --nnodes 2 a.py", "error: --nnodes 2 needs a place where the machines meet\n  next: give --rdzv"),
+        ("--run-dir a.py/x a.py", "error: a.py/x cannot be written\n  next: give --run-dir a folder that can be"),
+        ("--run-dir taken a.py", "is in use by process"),
         ("", "Missing argument 'PROGRAM'"),
     ],
 )  # fmt: skip
 def test_wrong_words_are_found_before_anything_runs(words: str, said: str, tmp_path: Path) -> None:
     write(tmp_path, {"a.py": "print('ran')", "empty/readme": "", **PACKAGE})
+    (tmp_path / "taken").mkdir()
+    lock = Lock(tmp_path / "taken")
+    lock.acquire()
     done = nanproof("run", *words.split(), check=False, cwd=tmp_path)
+    lock.release()
     assert done.returncode == 2
     assert said in done.stderr
     assert "ran" not in done.stdout

@@ -90,8 +90,10 @@ class Escort:
         if torch.compiler.is_compiling() or not self._listens(module):
             return
         self._depth += 1
-        if self._depth == 1:
-            self.begin()
+        if self._depth > 1:
+            return
+        self.begin()
+        with self._post.surviving("looking at a forward pass"):
             self._draws.enter()
             assert self._round is not None
             here = self._round.passes[-1]
@@ -103,8 +105,9 @@ class Escort:
             return
         self._depth -= 1
         if self._depth == 0 and self._round is not None and output is not None:
-            self._round.passes[-1].seam.after(module, output)
-            self._draws.leave()
+            with self._post.surviving("looking at a forward pass"):
+                self._round.passes[-1].seam.after(module, output)
+                self._draws.leave()
 
     def _listens(self, module: nn.Module) -> bool:
         inside = self._busy or self._in_backward  # activation checkpointing plays forward passes again
@@ -112,8 +115,11 @@ class Escort:
 
     def begin(self, batch: Any = None) -> None:
         """A forward pass is about to begin: remember random states and buffers."""
-        if self._busy or not self.guard.open:
-            return
+        if not self._busy and self.guard.open:
+            with self._post.surviving("beginning a step"):
+                self._begin(batch)
+
+    def _begin(self, batch: Any) -> None:
         current = self._round
         if current is None or current.decisions:
             current = self._new_round()
@@ -143,8 +149,11 @@ class Escort:
 
     def meet(self, loss: Any, value: Tensor | None = None, *, scaler: Any = None) -> None:
         """A loss is on its way into backward; ``value`` is what it stands for where it was scaled or divided."""
-        if self._busy or not self.guard.open:
-            return
+        if not self._busy and self.guard.open:
+            with self._post.surviving("looking at a loss"):
+                self._meet(loss, value, scaler)
+
+    def _meet(self, loss: Any, value: Tensor | None, scaler: Any) -> None:
         current = self._round
         if current is None or current.decisions:
             current = self._new_round()
@@ -166,8 +175,7 @@ class Escort:
                 good = torch.isfinite(shown.detach())
                 loss.register_hook(lambda g: torch.where(good, g, torch.nan))  # type: ignore[no-untyped-call]
             here.seam.meet_backward(loss)
-        with self._post.surviving("looking at the batch"):
-            self._probe.look(here.seen, None)
+        self._probe.look(here.seen, None)
 
     def passed(self) -> None:
         """A backward pass is over, however it ended."""

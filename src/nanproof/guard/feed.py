@@ -38,6 +38,8 @@ class Feed(Generic[T]):
         self.batch: Any = None
         self.about = ""
         """Which batch it is, in words, where that is known."""
+        self.played: Any = None
+        """What went into the model, where that is a copy of the batch; a replay knows the copy."""
         self.delivered: Callable[[], Sequence[Delivered]] = lambda: ()
         """What loaders handed out last, where somebody watches them."""
         self._served: list[Any] = []

@@ -263,7 +263,9 @@ class Guard:
         self._micro = self._good = 0
         try:
             if post.ring.state_is_bad():
-                return post.answer_state()
+                answered = post.answer_state()
+                if post.taken.kind != "commit":
+                    return answered
             void = self._late.catch_up() if self._late else None
             if void is not None:
                 return void

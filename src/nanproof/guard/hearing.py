@@ -82,6 +82,7 @@ class Hearing:
     def _show(self, current: Round, culprit: Pass | None) -> None:
         """Put the pass to blame before the guard: its batch, its inputs, its random states."""
         post = self._guard._post
+        post.feed.played = culprit.copied if culprit is not None else None
         if culprit is None:
             post.seam = Seam()
             post.feed.batch, post.feed.about = [p.name_batch()[0] for p in current.passes], ""

@@ -121,7 +121,8 @@ class Post:
         """The operation that broke a step which is not carried out."""
         if self.finder is None or verdict.kind not in ("nonfinite", "overflow") or action.kind in ("commit", "rerun"):
             return None
-        return self.finder.find(verdict, self._again(closure), self.seam, self.feed.batch, self.moment)
+        batch = self.feed.batch if self.feed.played is None else self.feed.played
+        return self.finder.find(verdict, self._again(closure), self.seam, batch, self.moment)
 
     def _again(self, closure: Closure | None) -> Closure | None:
         """The closure for a replay: it must see the same batches, and not use up new ones."""

@@ -50,6 +50,12 @@ class Pass:
             return self.batch
         return self.inputs[0] if len(self.inputs) == 1 else self.inputs
 
+    @property
+    def copied(self) -> Any:
+        """What went in, if it is not the named batch itself but was moved or converted on the way."""
+        mine = {id(t) for _, t in tensors_in(self.name_batch()[0])}
+        return None if any(id(t) in mine for _, t in tensors_in(self.inputs)) else self.seen
+
     def take(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is about to run: keep what goes in, by name or in order."""
         named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}

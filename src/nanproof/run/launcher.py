@@ -99,9 +99,10 @@ class Stage:
         return outcome
 
     def _outcome(self, session: Session | None, exit_code: int) -> Outcome:
-        accounts = session.accounts if session is not None else []
+        accounts = session.guards.accounts if session is not None else []
         missed = dict(session.unhooked) if session is not None else {}
-        if not accounts and not missed and not self.children:
+        elsewhere = self.children or (session is not None and session.guarded_elsewhere)
+        if not accounts and not missed and not elsewhere:
             missed["the script"] = "no torch optimizer was stepped in this process"
         return Outcome(
             exit_code=exit_code, run_dir=accounts[0]["folder"] if accounts else None, guarded=tuple(accounts),
@@ -116,6 +117,8 @@ def run_program(program: Program, options: Options, *, report: Callable[[Outcome
     """
     program.check()
     options.check()
+    if int(os.environ.get("RANK", "0")) == 0:
+        options.check_folder()
     stage = Stage(options, report)
     stage.set_up()
     code, begun = 1, False
@@ -126,8 +129,10 @@ def run_program(program: Program, options: Options, *, report: Callable[[Outcome
         code = 0
     except SystemExit as leaving:
         code = _code_of(leaving)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         code = 130
+        own = _own_part(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(own), own)
         raise
     except BaseException as error:
         code = error.exit_code if isinstance(error, NanproofError) else 1
@@ -163,7 +168,7 @@ def _write(outcome: Outcome) -> None:
     """What happened, beside the run's log: run.json, or run.r1.json and so on for other ranks."""
     if outcome.run_dir is None:
         return
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(outcome.guarded[0]["rank"])
     folder = make_folder(outcome.run_dir)
     name = "run.json" if rank == 0 else f"run.r{rank}.json"
     record = {

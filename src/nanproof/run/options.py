@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import itertools
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..files import Lock
 from ..guard.policy import Policy
 
 # what can be set for a guard that is not made by hand; the rest is found in the script
@@ -46,6 +48,16 @@ class Options:
         for name, value in numbers.items():
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise UsageError(f"{name} is {value}", hint="give a positive number")
+
+    def check_folder(self) -> None:
+        """Raise when the run's folder cannot be written, or belongs to a run that goes on."""
+        there = next(p for p in (self.run_dir, *self.run_dir.absolute().parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise UsageError(f"{self.run_dir} cannot be written", hint="give --run-dir a folder that can be")
+        if self.run_dir.is_dir():
+            lock = Lock(self.run_dir)
+            lock.acquire()
+            lock.release()
 
 
 def choose_run_dir(name: str) -> Path:

@@ -111,12 +111,17 @@ class Patches:
 
         @functools.wraps(original)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            closure, rest = _closure_of(args, kwargs)
+            first = bool(args) and callable(args[0])
+            closure = args[0] if first else kwargs.get("closure")
 
             def call(*closures: Any) -> Any:
-                return original(optimizer, *closures, **rest) if closures else original(optimizer, **rest)
+                if not closures:
+                    return original(optimizer, *args, **kwargs)
+                if first:
+                    return original(optimizer, *closures, *args[1:], **kwargs)
+                return original(optimizer, *args, **{**kwargs, "closure": closures[0]})
 
-            return session.step(optimizer, call, closure)
+            return session.step(optimizer, call, closure if callable(closure) else None)
 
         self._undo.append((kind, "step", original))
         setattr(kind, "step", step)  # noqa: B010  as torch itself does
@@ -126,7 +131,7 @@ class Patches:
 
         def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
             def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-                session.meet_scheduler(scheduler)
+                session.crew.schedulers.add(scheduler)
                 optimizer = getattr(scheduler, "optimizer", None)
                 return session.follow(scheduler, optimizer, lambda: original(scheduler, *args, **kwargs))
 
@@ -135,7 +140,7 @@ class Patches:
         def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
             def init(scheduler: Any, *args: Any, **kwargs: Any) -> None:
                 original(scheduler, *args, **kwargs)
-                session.meet_scheduler(scheduler)
+                session.crew.schedulers.add(scheduler)
 
             return init
 
@@ -166,7 +171,7 @@ class Patches:
 
         def wrap_scale(original: Callable[..., Any]) -> Callable[..., Any]:
             def scale(scaler: Any, outputs: Any) -> Any:
-                session.meet_scaler(scaler)
+                session.crew.scalers.add(scaler)
                 scaled = original(scaler, outputs)
                 if isinstance(scaled, Tensor) and scaled is not outputs:
                     setattr(scaled, _RAW, (scaler, outputs))
@@ -194,7 +199,7 @@ class Patches:
         def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
             def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
                 original(scaler, *args, **kwargs)
-                session.meet_scaler(scaler)
+                session.crew.scalers.add(scaler)
 
             return init
 
@@ -204,12 +209,12 @@ class Patches:
             self.put(kind, name, wrap)
 
     def _patch_loaders(self) -> None:
-        deliveries = self._session.deliveries
+        session = self._session
 
         def wrap_next(original: Callable[..., Any]) -> Callable[..., Any]:
             def next_batch(iterator: Any) -> Any:
                 batch = original(iterator)
-                deliveries.handed_out(iterator, batch)
+                session.deliver(iterator, batch)
                 return batch
 
             return next_batch
@@ -218,7 +223,7 @@ class Patches:
             def next_index(iterator: Any) -> Any:
                 indices = original(iterator)
                 if getattr(iterator, "_in_order", True):
-                    deliveries.asked(iterator, indices)
+                    session.deliveries.asked(iterator, indices)
                 return indices
 
             return next_index
@@ -240,7 +245,7 @@ class Patches:
                     return lambda closure=None: session.step(owner, made, closure)
                 made = original(model, *args, **kwargs)
                 if isinstance(made, nn.Module):
-                    session.meet_module(made)  # hooks of what is inside are compiled away
+                    session.crew.watch(made)  # hooks of what is inside are compiled away
                 elif isinstance(owner, nn.Module):  # module.compile(): the same, in place
                     return lambda *a, **k: session.forward(owner, made, a, k)
                 return made
@@ -286,12 +291,6 @@ class Patches:
 
     def patch_pretrained(self, module: ModuleType) -> None:
         self.put(module.PreTrainedModel, "save_pretrained", self._wrap_save)
-
-
-def _closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    rest = dict(kwargs)
-    closure = args[0] if args else rest.pop("closure", None)
-    return closure, rest
 
 
 def _family(kind: type[Any]) -> list[type[Any]]:

@@ -8,23 +8,21 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from ..errors import LockedError, NonFiniteError, UsageError
-from ..guard import Guard
-from ..guard.ears import Ear, taken_off
+from ..guard.ears import taken_off
 from ..guard.escort import Escort
 from ..guard.guard import guard_of
+from .crew import Crew
 from .deliveries import Deliveries
+from .guards import Guards
 from .options import Options
-from .owners import Loose, find_owners, name_owners, parameters_of
+from .owners import parameters_of
 from .saves import find_poison
 
 log = logging.getLogger("nanproof")
@@ -35,25 +33,15 @@ class Session:
     """Hears what the patched functions of torch are called with, and answers for the guard."""
 
     def __init__(self, options: Options) -> None:
-        self._options = options
-        self.guards: list[Guard] = []
-        """The guards at work, those of trainers' callbacks among them."""
-        self.accounts: list[dict[str, Any]] = []
-        """What became of those that are closed; the models that they were for may be gone."""
+        self.deliveries = Deliveries()
+        self.guards = Guards(options, self.deliveries)
+        self.crew = Crew(self._on_forward)
+        self.guarded_elsewhere = False
         self.unhooked: dict[str, str] = {}
         """What could not be guarded, by name, and why."""
-        self.deliveries = Deliveries()
-        self._policy = options.make_policy()
         self._escort: Escort | None = None
-        self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        """Those that are alive, numbered in the order of their making."""
-        self._schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._passed_over: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._triggers: list[RemovableHandle] = []
-        self._known: set[int] = set()
-        """Parameters whose owner has a trigger."""
         self._in_backward = self._stepping = self._scheduling = False
+        self._hears_loaders = True
         self._process, self._over = os.getpid(), False
         self._rates: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
 
@@ -66,30 +54,16 @@ class Session:
 
     def meet_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer was made: the next training pass of its model makes a guard."""
-        self._optimizers.setdefault(optimizer, len(self._optimizers))
-        parameters = parameters_of([optimizer])
-        if all(id(p) in self._known for p in parameters):
-            return
-        for owner in find_owners(parameters):
-            self._known |= {id(p) for p in owner.parameters()}
-            self.meet_module(owner)
-
-    def meet_module(self, module: nn.Module) -> None:
-        # first of all hooks: FSDP's own would have exchanged the parameters
-        hook = Ear(self._on_forward)
-        self._triggers.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
-
-    def meet_scheduler(self, scheduler: Any) -> None:
-        self._schedulers.add(scheduler)
-
-    def meet_scaler(self, scaler: Any) -> None:
-        self._scalers.add(scaler)
+        if self.here:
+            self.crew.add(optimizer)
+            with self._surviving("looking for a model"):
+                self.crew.watch_owners(optimizer)
 
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled() or not self.here:
             return
-        self._drop_triggers()
-        escort = self._guard_all() if self._fresh() else None
+        self.crew.drop_triggers()
+        escort = self._guard_all() if self._strangers() else None
         if escort is not None:
             if module not in escort.guard.training.roots:
                 escort.listen(module)
@@ -117,80 +91,30 @@ class Session:
             if name not in vars(self):
                 setattr(self, name, torch._dynamo.disable(getattr(self, name)))  # type: ignore[no-untyped-call]
 
-    def _drop_triggers(self) -> None:
-        for trigger in self._triggers:
-            trigger.remove()
-        self._triggers.clear()
-        self._known.clear()
-
-    def _fresh(self) -> list[Optimizer]:
-        """Optimizers that no guard has."""
-        owned = self._escort
-        return [
-            o
-            for o in self._optimizers
-            if not isinstance(o, LBFGS) and not (owned is not None and owned.owns(o)) and guard_of(o) is None
-        ]
+    def _strangers(self) -> list[Optimizer]:
+        """Optimizers that no guard has, nor ever had: one that was stopped stays with its guard."""
+        return [o for o in self.crew.unguarded if self._escort is None or not self._escort.owns(o)]
 
     def _guard_all(self) -> Escort | None:
         """One guard for all optimizers that are alive and not under a guard of somebody else."""
         if self._escort is not None:  # a new optimizer has come; what is gone must not be held on to
             self._escort.close()
             self._escort = None
-            self._retire()
+            self.guards.retire()
             gc.collect()
-        self._drop_triggers()
-        optimizers = sorted(self._fresh(), key=lambda o: self._optimizers[o])
-        parameters = parameters_of(optimizers)
-        owners = find_owners(parameters)
-        held = {id(p) for m in owners for p in m.parameters()}
-        loose = [p for p in parameters if id(p) not in held]
-        if loose:
-            owners.append(Loose(loose))
-        model = owners[0] if len(owners) == 1 else nn.ModuleDict(name_owners(owners))
-        scalers = [s for s in self._scalers if s.is_enabled()]
-        mine = [s for s in self._schedulers if any(getattr(s, "optimizer", None) is o for o in optimizers)]
+        self.crew.drop_triggers()
+        optimizers = self.crew.unguarded
         try:
-            guard = self.make(model, optimizers, scheduler=mine, scaler=scalers[0] if len(scalers) == 1 else None)
+            guard = self.guards.make(**self.crew.assemble(optimizers))
         except Exception as error:
-            if isinstance(error, NonFiniteError | LockedError) and self._policy.mode != "observe":
+            if isinstance(error, NonFiniteError | LockedError) and self.guards.policy.mode != "observe":
                 raise
-            self._optimizers.clear()  # what cannot be guarded runs as it would without us, and that is said
-            self._passed_over.update(optimizers)
+            # what cannot be guarded runs as it would without us, and that is said
+            self.crew.pass_over(optimizers)
             self.miss(" and ".join(type(o).__name__ for o in optimizers), f"{type(error).__name__}: {error}")
             return None
         self._escort = Escort(guard, divided=None, scaled=False)
         return self._escort
-
-    def make(self, model: Any, optimizers: Any, **options: Any) -> Guard:
-        """A guard in a folder of its own: the run's, or below it for whatever is trained after that."""
-        self._retire()
-        given = {**self._options.guard, "policy": self._policy, **options}
-        roots = list(model.children()) if isinstance(model, nn.ModuleDict | nn.ModuleList) else [model]
-        folder = self._folder()
-        if _several_ranks() and not all(_reduces(m) for m in roots):
-            # nobody knows whether these ranks keep step with each other: no guard of one may wait for another
-            given["share"] = "nothing"
-            folder = folder.with_name(f"{folder.name}-r{dist.get_rank()}") if dist.get_rank() else folder
-        guard = Guard(model, optimizers, run_dir=folder, **given)
-        guard._post.feed.delivered = self.deliveries.recent
-        self.guards.append(guard)
-        return guard
-
-    def _folder(self) -> Path:
-        base = self._options.run_dir
-        if _several_ranks() and not self._options.run_dir_given:
-            base = Path(_agree("run_dir", str(base)))
-        earlier = len(self.guards) + len(self.accounts)
-        return base / f"part-{earlier + 1}" if earlier else base
-
-    def _retire(self) -> None:
-        """Keep the accounts of guards that are closed, and nothing else of them."""
-        for guard in [g for g in self.guards if not g.open]:
-            self.guards.remove(guard)
-            counts = {k: v for k, v in guard.tally.state_dict().items() if v}
-            saves = {"not_saved": guard.tally.blocked} if guard.tally.blocked else {}
-            self.accounts.append({"folder": str(guard.run_dir), "rank": guard.rank, **counts, **saves})
 
     def miss(self, what: str, why: str) -> None:
         """Something cannot be guarded: said at once, and again at the end."""
@@ -239,7 +163,9 @@ class Session:
                 return call(*closures)
 
         self._notice_rate(optimizer)
-        return escort.step(optimizer, carry_out, closure)
+        result = escort.step(optimizer, carry_out, closure)
+        self._rates[optimizer] = _rate(optimizer)  # an optimizer may change it by itself
+        return result
 
     def _escort_for(self, optimizer: Optimizer) -> Escort | None:
         if self._in_backward and guard_of(optimizer) in (None, self._escort and self._escort.guard):
@@ -247,18 +173,21 @@ class Session:
             return None
         if self._escort is not None and self._escort.owns(optimizer):
             return self._escort
-        if guard_of(optimizer) is not None or optimizer in self._passed_over:
-            return None  # a trainer's callback has it, or the script's own guard, or nobody can
+        if guard_of(optimizer) is not None:
+            self.guarded_elsewhere = True  # by a trainer's callback, or by the script itself
+            return None
+        if self.crew.is_passed_over(optimizer):
+            return None
         if isinstance(optimizer, LBFGS):
             self._refuse(optimizer)
             return None
-        self._optimizers.setdefault(optimizer, len(self._optimizers))
+        self.crew.add(optimizer)
         return self._guard_all()
 
     def _refuse(self, optimizer: Optimizer) -> None:
         why = "it evaluates its closure many times within one step, so a step cannot be vetoed whole"
-        others = [o for o in self._optimizers if not isinstance(o, LBFGS)]
-        if not self.guards and not self.accounts and not others and self._policy.mode != "observe":
+        others = self.crew.guardable or self.guards.open or self.guards.accounts
+        if not others and self.guards.policy.mode != "observe":
             raise UsageError(
                 f"this script trains with LBFGS only: {why}",
                 hint="use a first-order optimizer, or run it unguarded with --policy observe",
@@ -267,15 +196,12 @@ class Session:
 
     def _notice_rate(self, optimizer: Optimizer) -> None:
         """A learning rate that changes by itself is set by the script, and a skipped step does not hold it."""
-        rate = float(optimizer.param_groups[0]["lr"])
-        if self._rates.get(optimizer, rate) != rate and not any(
-            getattr(s, "optimizer", None) is optimizer for s in self._schedulers
-        ):
+        rate = _rate(optimizer)
+        if self._rates.get(optimizer, rate) != rate and not self.crew.has_scheduler(optimizer):
             self.miss(
                 f"the learning rate of {type(optimizer).__name__}",
                 "the script sets it itself, so a skipped step does not hold it",
             )
-        self._rates[optimizer] = rate
 
     def scaler_step(self, optimizer: Optimizer, call: Call) -> Any:
         escort = self._escort_for(optimizer) if self.here else None
@@ -303,12 +229,22 @@ class Session:
         with self._inside("_scheduling"):
             return call()
 
+    def deliver(self, loader: Any, batch: Any) -> None:
+        """A loader hands out a batch."""
+        if self.here and self._hears_loaders:
+            self._hears_loaders = False  # for good, if this fails
+            with self._surviving("looking at what a loader hands out"):
+                self.deliveries.handed_out(loader, batch)
+                self._hears_loaders = True
+
     def save(self, call: Call, value: Any, target: Any, *, agree: bool = False) -> Any:
         """A save: carried out unless it is a training state that is not finite. With ``agree`` all ranks save."""
         if not self.here:
             return call()
-        for guard in self.guards if self._policy.mode != "observe" else ():
-            post, found = guard._post, find_poison(value, guard.training)
+        for guard in self.guards.open if self.guards.policy.mode != "observe" else ():
+            post, found = guard._post, None
+            with self._surviving("looking at a save"):
+                found = find_poison(value, guard.training)
             if not (post.ranks.any(found is not None) if agree else found is not None):
                 continue
             what = str(found) if found is not None else "a tensor on another rank"
@@ -317,22 +253,29 @@ class Session:
                 # an open file is empty by now, and the script may put it in the place of a good one
                 raise NonFiniteError(f"refused to save into an open file: {what}", hint="the last save is still good")
             return None
-        with taken_off([*self._triggers, *(self._escort.hooks if self._escort is not None else [])]):
+        with taken_off([*self.crew.triggers, *(self._escort.hooks if self._escort is not None else [])]):
             return call()
 
     # --- the end ----------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Close every guard; what was found is in ``accounts`` and ``unhooked``."""
+        """Close every guard; what was found is in ``guards.accounts`` and ``unhooked``."""
         if not self.here:
             return
         self._over = True
-        self._drop_triggers()
+        self.crew.drop_triggers()
         if self._escort is not None:
             self._escort.close()
-        for guard in self.guards:
-            guard.close()
-        self._retire()
+        self.guards.close()
+
+    @contextmanager
+    def _surviving(self, doing: str) -> Iterator[None]:
+        """A block of our own work: if it fails, that is said loudly, and the script goes on."""
+        try:
+            yield
+        except Exception as error:
+            self.miss(doing, f"guard-failed, {type(error).__name__}: {error}")
+            log.error("nanproof: guard-failed, %s", doing, exc_info=error)
 
     @contextmanager
     def _inside(self, flag: str) -> Iterator[None]:
@@ -343,22 +286,5 @@ class Session:
             setattr(self, flag, False)
 
 
-def _several_ranks() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _reduces(module: nn.Module) -> bool:
-    """Whether gradients of this module are brought together over ranks by torch itself."""
-    if isinstance(module, nn.parallel.DistributedDataParallel) or any(
-        hasattr(p, "_local_tensor") for p in module.parameters()
-    ):
-        return True
-    return type(module).__name__ == "FullyShardedDataParallel"
-
-
-def _agree(key: str, value: str) -> str:
-    """What the first rank says, through the store that all ranks have met at; needs no device."""
-    store = dist.distributed_c10d._get_default_store()
-    if dist.get_rank() == 0:
-        store.set(f"nanproof/{key}", value)
-    return str(store.get(f"nanproof/{key}").decode())
+def _rate(optimizer: Optimizer) -> float:
+    return float(optimizer.param_groups[0].get("lr", 0.0))

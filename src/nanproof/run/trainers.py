@@ -21,7 +21,7 @@ def watch_trainers(arrivals: Arrivals, patches: Patches, session: Session) -> No
                 from ..integrations.transformers import GuardCallback
 
                 if not any(isinstance(c, GuardCallback) for c in trainer.callback_handler.callbacks):
-                    trainer.add_callback(GuardCallback.made_by(session.make))
+                    trainer.add_callback(GuardCallback.made_by(session.guards.make))
 
             return init
 
@@ -34,7 +34,7 @@ def watch_trainers(arrivals: Arrivals, patches: Patches, session: Session) -> No
                 from ..integrations.lightning import GuardCallback
 
                 if not any(isinstance(c, GuardCallback) for c in trainer.callbacks):
-                    trainer.callbacks.append(GuardCallback.made_by(session.make))
+                    trainer.callbacks.append(GuardCallback.made_by(session.guards.make))
 
             return init
 
