@@ -24,7 +24,7 @@ _WORD = (
     rb"(?!(?i:nan|inf|infinity)\b(?! (?i:iter|step|batch|count|grad))|tensor\(|array\()[A-Za-z_]\w*+(?:[./@-]\w++)*+"
 )
 _PAIR = re.compile(
-    rb"(?<![\w./@-])(?P<key>" + _WORD + rb"(?: " + _WORD + rb"){0,5}+(?: ?\([A-Za-z/.]{1,12}\))?)['\"]?"
+    rb"(?<![\w./@-])(?P<key>" + _WORD + rb"(?: " + _WORD + rb"){0,5}+(?: ?\([A-Za-z/.]{1,12}\))?)['\"\]]?"
     rb"(?:\s{0,20}[:=]\s{0,20}|\s{1,20})(?:tensor\(|array\(|np\.float\d+\()?[\[({'\"]{0,3}\s{0,9}"
     rb"(?P<value>" + numbers.NUMBER + rb")(?:ms|s|%|[kKMGT]i?B?|it)?" + numbers.END +
     rb"(?:['\"]?\s{0,10}/\s{0,10}['\"]?(?P<last>\d{1,18})(?![\w.:]))?"
@@ -77,6 +77,8 @@ def read_pairs(text: bytes) -> Reading:
 
     >>> read_pairs(b"Train Epoch: 3, iter: 140 / 10000, total loss: nan")
     Reading(values={'total loss': nan}, step=140, last=10000, epoch=3.0, judged=False)
+    >>> read_pairs(b"[Train Step] 2598/10000: loss_simple: nan").step
+    2598
     """
     step = last = limit = epoch = None
     best = len(STEP_KEYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from decimal import Decimal
 
 import numpy as np
 
@@ -26,6 +27,8 @@ def find_jumps(series: Series) -> list[Moment]:
     jumps = np.flatnonzero((change > 0.2 * larger) & (change > 8 * _usual(change / gap) * gap))
     found = []
     for i in jumps[:MOST].tolist():
+        if _crawls(good.values[max(0, i - 64) : i + 64]):
+            continue
         before, after, step = float(good.values[i]), float(good.values[i + 1]), int(good.steps[i + 1])
         resumed = _resumed(series, int(good.rows[i]), int(good.rows[i + 1]))
         text = f"the learning rate goes at once from {show(before)} to {show(after)} at {at(series, step)}"
@@ -39,6 +42,13 @@ def find_jumps(series: Series) -> list[Moment]:
             )
         )  # fmt: skip
     return found
+
+
+def _crawls(rates: Floats) -> bool:
+    """Whether a rate moves again and again by its last printed digit: such a move is no jump, however large it looks."""
+    moves = np.abs(np.diff(rates))
+    moves = moves[moves > 0]
+    return len(moves) >= 4 and bool(moves.max() < 1.5 * _last_digit(rates))
 
 
 def _usual(slopes: Floats) -> Floats:
@@ -73,7 +83,7 @@ def find_frozen(series: Series) -> list[Moment]:
     found = []
     runs = np.flatnonzero(np.diff(still.astype(np.int8), prepend=0, append=0))
     for start, end in zip(runs[::2].tolist(), runs[1::2].tolist(), strict=True):
-        if start < moving[0] or not (_goes_on(moves, start, end) or _bad_norms(series, good, start, end)):
+        if start < moving[0] or not (_goes_on(good.values, start, end) or _bad_norms(series, good, start, end)):
             continue
         first, last = int(good.steps[start]), int(good.steps[end])
         text = f"the learning rate stands at {show(float(good.values[start]))} over {span(series, first, last)}"
@@ -97,12 +107,22 @@ def _together(series: Series, found: list[Moment]) -> Moment:
     return dataclasses.replace(begin, until=end.until, text=text, numbers={"points": points})
 
 
-def _goes_on(moves: Floats, start: int, end: int) -> bool:
+def _goes_on(rates: Floats, start: int, end: int) -> bool:
     """Whether the schedule moves on after a halt as it did before; at a peak or a plateau of its own it does not."""
-    if start == 0 or end >= len(moves):
+    if start == 0 or end + 1 >= len(rates):
         return False
-    before, after = float(moves[start - 1]), float(moves[end])
-    return before * after > 0 and 1 / 3 < after / before < 3
+    before, after = float(rates[start] - rates[start - 1]), float(rates[end + 1] - rates[end])
+    as_before = before * after > 0 and 1 / 3 < after / before < 3
+    return as_before and min(abs(before), abs(after)) > 2.5 * _last_digit(rates[max(0, start - 10) : end + 10])
+
+
+def _last_digit(values: Floats) -> float:
+    """What the last printed digit is worth: a rate that moves by one or two of them halts by being rounded.
+
+    >>> round(_last_digit(np.array([0.00125, 0.00124])), 9), _last_digit(np.array([1 / 3])) < 1e-15
+    (1e-05, True)
+    """
+    return float(10.0 ** min(int(Decimal(repr(v)).as_tuple().exponent) for v in values.tolist()))
 
 
 def _bad_norms(series: Series, rate: Column, start: int, end: int) -> bool:
