@@ -10,6 +10,7 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+import wandb
 from torch.utils.tensorboard import SummaryWriter
 
 from nanproof import Guard
@@ -56,6 +57,18 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert losses.steps.tolist() == list(range(1, 9))
     assert losses.steps[losses.bad].tolist() == [4]
     assert next(tmp_path.rglob("incident-4.txt")).read_text().startswith("step 4: nonfinite")
+
+
+@pytest.mark.filterwarnings("ignore")  # of W&B about what it uses itself
+def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(project="p", mode="offline", dir=str(tmp_path)) as run:
+        train([run])
+    series = read(next(tmp_path.rglob("run-*.wandb")))
+    losses = series.columns["nanproof/loss"]
+    assert losses.total == 8
+    assert losses.bad.tolist().index(True) == 3
+    assert [bool(v) for v in series.columns["nanproof/skipped"].values] == [s == 4 for s in range(1, 9)]
 
 
 class Broken:

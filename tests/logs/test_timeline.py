@@ -84,6 +84,10 @@ def test_nan_at_single_steps_is_hurt_not_dead() -> None:
     assert story.dead is None
     assert story.first is not None
     assert story.first.text.startswith("loss is NaN at 3 points (steps 30, 90, 150) and finite between")
+    mixed = [NAN if i == 30 else math.inf if i == 90 else 1.0 for i in range(200)]
+    both = story_of(range(200), loss=mixed).first
+    assert both is not None
+    assert both.text.startswith("loss is not finite at 2 points (steps 30, 90)")
 
 
 def test_bad_before_any_update_and_at_a_rate_of_zero() -> None:

@@ -57,6 +57,7 @@ def _nonfinite(series: Series, column: Column) -> Moment | None:
         numbers["lr"] = rate[0]
     if stretches > 1 and not bad[-1]:
         some = ", ".join(f"{s:,}" for s in column.steps[bad][:4].tolist()) + (", …" if count > 4 else "")
+        word = word if len({show(v) for v in column.values[bad].tolist()}) == 1 else "not finite"
         text = f"{column.name} is {word} at {many(count, 'point')} ({series.unit}s {some}) and finite between"
     elif stretches > 1:
         text = f"{column.name} is {word} first at {at(series, step)}, {many(stretches, 'time')} in all, and at the end"

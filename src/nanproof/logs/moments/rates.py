@@ -45,7 +45,7 @@ def find_jumps(series: Series) -> list[Moment]:
 
 
 def _crawls(rates: Floats) -> bool:
-    """Whether a rate moves again and again by its last printed digit: such a move is no jump, however large it looks."""
+    """Whether a rate moves again and again by its last printed digit: no jump, however large it looks."""
     moves = np.abs(np.diff(rates))
     moves = moves[moves > 0]
     return len(moves) >= 4 and bool(moves.max() < 1.5 * _last_digit(rates))
