@@ -19,7 +19,7 @@ from nanproof.files import write_atomic
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
-BENCHMARKS = ("guard", "locate", "scan", "lint", "logs", "run_cost", "watch")
+BENCHMARKS = ("guard", "locate", "scan", "lint", "logs", "run_cost", "watch", "start", "growth")
 
 
 def machine(packages: tuple[str, ...]) -> str:

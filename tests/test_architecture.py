@@ -98,7 +98,12 @@ def test_torch_free_rooms_do_not_import_torch() -> None:
         *(
             f"import sys; sys.argv = ['nanproof', {', '.join(map(repr, args))}]\n"
             "try: from nanproof.cli import main; main()\nexcept SystemExit as e: assert e.code == 0"
-            for args in (["--help"], ["--version"], ["explain", "--help"], ["scan", "--help"])
+            for args in (
+                ["--help"],
+                ["--version"],
+                ["case"],
+                *([v, "--help"] for v in ("diagnose", "explain", "lint", "scan")),
+            )
         ),
     ],
 )

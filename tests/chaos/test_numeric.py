@@ -1,84 +1,103 @@
-"""Random faults in random runs: whatever is drawn, the guarded run ends in the state of the clean one.
-
-``make chaos SEEDS=200`` runs a longer campaign; a failing seed is run again with ``make chaos SEED=17``.
-"""
+"""The short part of `make chaos`, tier A, and the trials that once found something."""
 
 from __future__ import annotations
 
-import os
-import random
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import torch
-from torch import nn
 
-from nanproof import Guard, Policy
-from support.runs import FAULTS, Batch, Net, digest, loss_of, make_batches, seed_everything
-
-N = 24
-OPTIMIZERS = {
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
-    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
-    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
-    "adafactor": lambda p: torch.optim.Adafactor(p),
-    "radam": lambda p: torch.optim.RAdam(p, lr=1e-2),
-}
+from chaos.numeric import Fault, Trial, check, draw
+from chaos.workers import TrialError, Workers
 
 
-def seeds() -> list[int]:
-    one = os.environ.get("CHAOS_SEED")
-    return [int(one)] if one else list(range(int(os.environ.get("CHAOS_SEEDS", "16"))))
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(deadline=10) as crew:
+        yield crew
 
 
-def draw(seed: int) -> dict[str, Any]:
-    rng = random.Random(seed)
-    amp = rng.choice([None, "fp16", "bf16"])
-    kinds = [f"{site}{kind}" for site in ("", "grad:") for kind in FAULTS]
-    if amp == "fp16":  # a finite spike in scaled float16 gradients is an overflow, which is GradScaler's business
-        kinds = [k for k in kinds if "spike" not in k]
-    positions = rng.sample(range(10, N), rng.randint(1, 3))
-    return {
-        "optimizer": rng.choice(list(OPTIMIZERS)), "amp": amp, "closure": amp == "fp16" or rng.random() < 0.7,
-        "max_norm": rng.choice([None, 0.1, 1.0, 100.0]), "faults": {p: rng.choice(kinds) for p in positions},
-        "snapshot_every": rng.choice([None, 3, 7]), "rerun": rng.random() < 0.5, "seed": seed,
+@pytest.mark.parametrize("seed", range(14))
+def test_the_bad_batches_never_happened(workers: Workers, seed: int) -> None:
+    check(workers, draw(seed))
+
+
+def of(**changes: object) -> Trial:
+    usual = {
+        "seed": 1, "layout": "ddp", "precision": "fp32", "optimizer": "adamw", "accumulate": 2, "drop": "window",
+        "closure": True, "rerun": True, "averaged": False, "max_norm": 1.0, "snapshot_every": 3, "faults": (),
     }  # fmt: skip
+    return Trial(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def train(trial: dict[str, Any], *, faulty: bool, guarded: bool = True) -> str:
-    seed_everything(trial["seed"])
-    model = Net()
-    optimizer = OPTIMIZERS[trial["optimizer"]](model.parameters())
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if trial["amp"] == "fp16" else None
-    policy = Policy(rerun=trial["rerun"] or scaler is not None) if guarded else Policy.observe(spikes="observe")
-    guard = Guard(
-        model, optimizer, scheduler=scheduler, scaler=scaler, max_norm=trial["max_norm"], policy=policy, window=16,
-        snapshot_every=trial["snapshot_every"],
-    )  # fmt: skip
-    for i, batch in enumerate(make_batches(N, seed=trial["seed"])):
-        bad = Batch(batch.x.flip(0), batch.y, trial["faults"][i]) if faulty and i in trial["faults"] else None
-        for b in [bad, batch] if bad else [batch]:
-            if trial["closure"]:
-                guard.step(lambda b=b: forward(model, b, trial["amp"]))
-            else:
-                guard.backward(forward(model, b, trial["amp"]))
-                guard.step()
-    guard.close()
-    return digest(model, [optimizer], scheduler, scaler)
+FOUND = {
+    "a spike in an early micro-batch of one rank": of(
+        faults=(Fault(window=14, micro=0, ranks=(0,), site="loss", kind="spike"),)
+    ),
+    "a bad input in an early micro-batch of one rank": of(
+        faults=(Fault(window=14, micro=0, ranks=(1,), site="input", kind="nan"),)
+    ),
+    "an infinite loss of one rank under a scaler, without a second run": of(
+        layout="fsdp2", precision="fp16", accumulate=4,
+        faults=(Fault(window=11, micro=2, ranks=(0,), site="loss", kind="+inf"),),
+    ),
+    "a second run in float32 of bfloat16 weights, after which DDP reduced nothing": of(
+        precision="bf16 weights", accumulate=1, max_norm=None,
+        faults=(Fault(window=12, micro=0, ranks=(1,), site="loss", kind="nan"),),
+    ),
+    "a second run in float32 of sharded bfloat16 weights, which FSDP2 did not survive": of(
+        layout="fsdp2", precision="bf16 weights", accumulate=1, max_norm=None,
+        faults=(Fault(window=13, micro=0, ranks=(0,), site="activation", kind="nan"),),
+    ),
+    "a look at sharded weights whose memory FSDP2 had taken back, which ended the process": of(
+        seed=79, layout="fsdp2", precision="bf16", optimizer="rmsprop", accumulate=1, closure=False, rerun=False,
+        faults=tuple(Fault(window=w, micro=0, ranks=(r,), site="input", kind=k)
+                     for w, r, k in ((14, 1, "+inf"), (15, 0, "nan"))),
+    ),
+}  # fmt: skip
 
 
-def forward(model: nn.Module, batch: Batch, amp: str | None) -> torch.Tensor:
-    if amp is None:
-        return loss_of(model, batch)
-    with torch.autocast("cpu", torch.float16 if amp == "fp16" else torch.bfloat16):
-        return loss_of(model, batch)
+@pytest.mark.parametrize("name", FOUND)
+def test_what_trials_found_before(workers: Workers, name: str) -> None:
+    check(workers, FOUND[name])
 
 
-@pytest.mark.parametrize("seed", seeds())
-def test_whatever_goes_wrong_the_bad_batches_never_happened(seed: int) -> None:
-    trial = draw(seed)
-    clean = train(trial, faulty=False)
-    assert train(trial, faulty=True, guarded=False) != clean, f"void trial, the fault does no harm: {trial}"
-    assert train(trial, faulty=True) == clean, f"reproduce with: make chaos SEED={seed}   {trial}"
+def never_ends(rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+
+
+def test_a_rank_that_hangs_is_named_and_the_next_trial_is_not_spoiled() -> None:
+    with Workers(deadline=3) as crew:
+        with pytest.raises(TrialError, match=r"rank 1 gave no answer .* for 3 s \(a deadlock\)"):
+            crew.run(never_ends)
+        assert crew.run(rank_of) == [0, 1]
+
+
+def rank_of(rank: int) -> int:
+    return rank
+
+
+def dies(rank: int) -> None:
+    import os
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    from nanproof import Guard
+
+    model = torch.nn.Linear(2, 2)
+    guard = Guard(DDP(model), torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(4):
+        if rank == 1 and step == 2:
+            os._exit(3)
+        guard.step(lambda: model(torch.ones(1, 2)).sum())  # not through DDP, whose own reduction would fail first
+
+
+def test_a_rank_that_dies_is_named_at_once() -> None:
+    with Workers(deadline=30) as crew, pytest.raises(TrialError) as caught:
+        crew.run(dies)
+    assert "DesyncError: rank 0 lost its connection at guarded step 3 to rank 1" in str(caught.value)
+    assert "rank 1: its process ended with 3" in str(caught.value)

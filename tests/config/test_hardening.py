@@ -197,6 +197,17 @@ def test_precision_by_evidence(tmp_path: Path) -> None:
     assert harden(path, facts={"gpu": "A100"}).changes == ()
 
 
+def test_frozen_weights_go_with_the_format_that_is_computed_in(tmp_path: Path) -> None:
+    """Under LoRA half-precision weights are fine, but they compute, and float16 is too narrow for that."""
+    path = tmp_path / "c.yaml"
+    path.write_text("load_dtype: float16\nlora_r: 8\nfp16: true\nbf16: false\nlearning_rate: 1.0e-4\n")
+    cause = {"cause": "fp16-overflow"}
+    both = {"fp16": (True, False), "bf16": (False, True)}
+    assert changes(harden(path, facts={**cause, "gpu": "A100"})) == {"load_dtype": ("float16", "bfloat16"), **both}
+    volta = harden(path, facts={**cause, "gpu": "V100"})
+    assert changes(volta) == {"load_dtype": ("float16", "float32"), "fp16": (True, False)}
+
+
 def test_amp_that_reaches_autocast_without_scaler(tmp_path: Path) -> None:
     """System B: the config can only switch it off; what to do in the code is said with it."""
     path = tmp_path / "c.yaml"

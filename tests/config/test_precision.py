@@ -211,3 +211,36 @@ def test_code_beside_the_settings(tmp_path: Path) -> None:
     assert "no GradScaler was found" in found.verdict
     scaler = Project(codes=(Code.parse("t.py", LOOP), Code.parse("s.py", "from timm.utils import NativeScaler\n")))
     assert precision(load(tmp_path / "c.yaml"), project=scaler).scaler is None
+
+
+@pytest.mark.parametrize(("amp", "compute"), [("true", "float16"), ("false", "bfloat16")])
+def test_an_autocast_behind_a_condition(tmp_path: Path, amp: str, compute: str) -> None:
+    """``autocast(…) if amp else nullcontext()``, with the default of another device by its name."""
+    code = """
+import torch
+from accelerate import Accelerator
+from contextlib import nullcontext
+DEFAULT = torch.get_autocast_dtype("cuda")
+class Model(torch.nn.Module):
+    def forward(self, x):
+        with torch.autocast(x.device.type, dtype=DEFAULT) if self.amp else nullcontext():
+            return self.inner(x)
+accelerator = Accelerator(mixed_precision="fp16" if cfg.fp16 else str(told.mixed_precision))
+"""
+    config = f"training: {{amp: {amp}, fp16: false, lr: 1.0e-4}}\n"
+    found = table(tmp_path, c__yaml=config, a__yaml=ACCELERATE.format("bf16"), t__py=code)
+    assert (found.compute, found.sure, found.ok) == (compute, True, amp == "false")
+    assert ("amp: true reaches autocast" in found.verdict) is (amp == "true")
+
+
+def test_a_flag_that_only_code_explains_leaves_it_open(tmp_path: Path) -> None:
+    config = "training: {amp: true, lr: 1.0e-4}\n"
+    assert not table(tmp_path, c__yaml=config, a__yaml=ACCELERATE.format("bf16")).sure
+    assert table(tmp_path, c__yaml=config.replace("true", "false"), a__yaml=ACCELERATE.format("bf16")).sure
+
+
+def test_a_dtype_by_the_name_that_the_config_gives(tmp_path: Path) -> None:
+    code = (
+        TRAINER + "m = AutoModel.from_pretrained('x', dtype=getattr(torch, cfg.load_dtype))\na = TrainingArguments()\n"
+    )
+    assert table(tmp_path, c__yaml="load_dtype: float16\nlearning_rate: 1.0e-4\n", t__py=code).weights == "float16"

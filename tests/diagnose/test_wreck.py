@@ -51,6 +51,21 @@ def test_a_rate_above_the_config_without_a_resume_is_a_matter_of_the_rate(tmp_pa
     assert "train.log: lr 8.00e-04 from step 1 on; config: 1.0e-4 (config.yaml:1)" in evidence(found)
 
 
+@pytest.mark.parametrize(("growth", "amplifies"), [(3.0, True), (1.05, False)])
+def test_logged_activations_that_grow_by_orders_of_magnitude(tmp_path: Path, growth: float, amplifies: bool) -> None:
+    """Normalised models hide it from loss and gradient norm, which keep their level up to the break."""
+    lines = [
+        {"step": i, "loss": 1.38 + i % 3 / 100, "grad_norm": 0.9 + i % 5 / 20, "activation_max": 10 * growth**i}
+        for i in range(1, 30)
+    ]
+    lines += [{"step": i, "loss": "NaN", "grad_norm": "NaN", "activation_max": "NaN"} for i in range(30, 36)]
+    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = diagnose(tmp_path)
+    assert (bool(found.causes) and found.causes[0].name == "arch-instability") is amplifies
+    if amplifies:
+        assert "activation_max grew from 30 to about" in evidence(found)
+
+
 def test_weights_loaded_in_fp16_under_fp16(tmp_path: Path) -> None:
     wrecks.double_fp16_wreck(tmp_path)
     found = diagnose(tmp_path)
@@ -243,3 +258,44 @@ def test_a_run_of_the_real_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {"data", "same_batch"} & {m.fact for m in found.missing}
     sure = diagnose(tmp_path, facts={"same_batch": "yes"})
     assert (sure.causes[0].name, sure.decided) == ("bad-data", True)
+
+
+def test_the_config_beside_the_log_is_the_one_of_the_run(tmp_path: Path) -> None:
+    """A project keeps many configs, and the newest of them need not be the run's."""
+    wrecks.loop_log(tmp_path / "run" / "train.log", steps=300, broke=250, lr=8e-4, grow=True)
+    (tmp_path / "run" / "config.yaml").write_text("lr: 1.0e-4\nepochs: 3\n")
+    (tmp_path / "configs").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "configs" / f"{name}.yaml").write_text("lr: 8.0e-4\nepochs: 3\n")
+    found = diagnose(tmp_path)
+    assert next(x.found for x in found.checklist if x.what == "config").startswith("run/config.yaml")
+    assert "config: 1.0e-4 (run/config.yaml:1)" in evidence(found)
+
+
+@pytest.mark.parametrize("name", ["result.json", "all_results.json", "eval-metrics.json"])
+def test_results_are_no_config(tmp_path: Path, name: str) -> None:
+    wrecks.loop_log(tmp_path / "train.log", steps=300, broke=250)
+    (tmp_path / name).write_text(json.dumps({"lr": 0.5, "steps": 300, "batch_size": 4}))
+    found = diagnose(tmp_path)
+    assert not any(x.what == "config" and name in x.found for x in found.checklist)
+
+
+@pytest.mark.parametrize(("fell", "cause"), [(261, "fp16-overflow"), (240, "loss-scale-collapse")])
+def test_a_loss_scale_that_falls_after_the_loss_was_nan_is_a_consequence(tmp_path: Path, fell: int, cause: str) -> None:
+    lines = [
+        {
+            "step": i, "loss": "NaN" if i >= 260 else 1.0 + i % 3 / 100,
+            "grad_norm": "NaN" if i >= fell - 1 else 0.5 + i % 5 / 10, "loss_scale": 2.0 ** min(10, 9 + fell - i),
+        }
+        for i in range(1, 281)
+    ]  # fmt: skip
+    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert diagnose(tmp_path).causes[0].name == cause
+
+
+@pytest.mark.parametrize(("activation", "near"), [(30_000, True), (300, False), (300_000, False)])
+def test_activations_near_the_end_of_fp16(tmp_path: Path, activation: int, near: bool) -> None:
+    lines = [{"step": i, "loss": 1.0 + i % 3 / 100, "activation": activation + i % 7} for i in range(1, 41)]
+    lines += [{"step": i, "loss": "NaN", "activation": "NaN"} for i in range(41, 51)]
+    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ("fp16 ends at 65,504" in evidence(diagnose(tmp_path, facts={"precision": "fp16"}))) is near

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,34 @@ def test_large_gradients_of_outputs_are_not_held(monkeypatch: pytest.MonkeyPatch
         escort.step(optimizer, optimizer.step)
 
 
+class Sink(torch.autograd.Function):
+    """Like DDP's with find_unused_parameters: outputs that the loss leaves out get no gradient at all."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(o.clone() for o in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
+def test_an_output_that_the_loss_leaves_out_may_get_no_gradient() -> None:
+    class Heads(nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return Sink.apply(super().forward(x), x.sum() * self.bias)
+
+    model = Heads(4, 4)
+    escort = Escort(Guard(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    loss = model(torch.randn(2, 4))[0].square().mean()
+    escort.meet(loss)
+    loss.backward()
+    escort.passed()
+    assert escort._round is not None
+    assert set(escort._round.passes[-1].seam._gradients) == {0}
+
+
 def test_a_bad_state_that_is_only_observed_does_not_hold_a_guarded_loop_back() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), policy="observe", snapshot_every=1)
@@ -134,3 +163,20 @@ def test_a_bad_state_that_is_only_observed_does_not_hold_steps_back() -> None:
         escort.step(optimizer, optimizer.step)
         assert escort.carried_out
     assert escort.guard.tally.updates == 4
+
+
+def test_autocast_around_the_model_is_part_of_what_is_played_again() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    escort = Escort(Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), policy="observe"))
+    with torch.no_grad():
+        model.weight.fill_(1e4)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = model(torch.full((2, 4), 10.0)).mean()
+    assert loss.isinf()
+    escort.meet(loss)
+    loss.backward()
+    escort.passed()
+    assert escort._round is not None
+    play = escort._round.passes[-1].seam.step()
+    assert play is not None
+    assert play().isinf()  # in float32 it would be 4e5

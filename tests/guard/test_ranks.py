@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -257,6 +258,7 @@ def vanish(rank: int) -> str:
     model = nn.Linear(2, 2)
     for i in range(4):
         if rank == 1 and i == 2:
+            time.sleep(8)  # alive, but elsewhere; of one that dies tests/chaos knows
             return "left"
         try:
             guard.step(

@@ -83,6 +83,7 @@ def test_the_bad_step_never_happened(accumulate: int, scaler: bool, tmp_path: Pa
     (incident,) = incidents(tmp_path)
     assert incident["verdict"]["level"] == "input"
     assert [t["first_bad"] for t in incident["tensors"] if t["name"].startswith("batch")] == [[5, 3]]
+    assert incident["notes"] == ["batch 7 of its loader, samples 56–63"]
     # a window's loss is the mean of its losses, as they were handed over
     logged = next(read_jsonl(tmp_path / "training_log.jsonl"))["loss"]
     assert logged == pytest.approx(sum(run.losses[:accumulate]) / accumulate)
@@ -130,6 +131,7 @@ def test_everything_is_given_back(tmp_path: Path) -> None:
     assert not set(names) & set(vars(run.accelerator))
     assert "step" not in vars(run.optimizer)
     assert not run.model._forward_hooks
+    assert "_get_iterator" not in vars(run.loader.base_dataloader)
 
 
 def test_an_optimizer_that_was_not_prepared() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import inspect
 import warnings
 
+import pytest
 import torch
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
+
+from nanproof.integrations.deliveries import Deliveries
+from nanproof.integrations.shadows import Shadows
 
 
 def test_accelerate_says_that_a_step_was_skipped_by_its_overflow_flag() -> None:
@@ -101,6 +105,25 @@ def test_a_loader_draws_the_indices_of_each_batch_in_order() -> None:
     assert drawn == [[0, 1, 2, 3], [4, 5]]
     workers = inspect.getsource(torch.utils.data.dataloader._MultiProcessingDataLoaderIter)
     assert "self._in_order" in workers
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_prepared_loader_is_watched_through_its_iterators(workers: int) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    data = [torch.tensor(float(i)) for i in range(6)]
+    loader = accelerator.prepare(DataLoader(data, batch_size=4, num_workers=workers))  # type: ignore[arg-type]
+    assert accelerator._dataloaders[-1] is loader
+    shadows, deliveries = Shadows(), Deliveries()
+    shadows.watch_loader(loader.base_dataloader, deliveries)
+    batches = list(loader)
+    assert [d.batch.tolist() for d in deliveries.recent()] == [b.tolist() for b in batches] == [[0, 1, 2, 3], [4, 5]]
+    known = ["batch 0 of its loader, samples 0–3", "batch 1 of its loader, samples 4–5"]
+    assert [d.about for d in deliveries.recent()] == (known if workers == 0 else [k.partition(",")[0] for k in known])
+    shadows.lift()
+    list(loader)
+    assert len(deliveries.recent()) == 2
 
 
 def test_backward_of_a_tensor_goes_through_the_one_function() -> None:

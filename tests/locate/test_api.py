@@ -319,3 +319,16 @@ def test_a_loop_without_closure_is_located_too(tmp_path: Path, mode: str) -> Non
     if mode == "between":
         assert place["op"] == "SqrtBackward0"
         assert "between the model's output and the loss" in place["why"]
+
+
+def test_batch_norm_is_not_blamed_for_the_infinity_that_it_was_given() -> None:
+    """It writes its running statistics in place without saying so: what they are afterwards was no input."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).mean()
+
+    with torch.no_grad():
+        model[0].weight.fill_(torch.finfo(torch.float32).max)
+    location = locate(step, model=model, batch=torch.full((2, 1, 2, 2), 4.0))
+    assert (location.op, location.mechanism) == ("convolution", "range-overflow")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,31 @@ def run_bare(script: str, *arguments: str) -> None:
     with as_before():
         sys.argv = [script, *arguments]
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+
+
+def fork_ranks(work: Callable[[], object]) -> None:
+    """Do something on two ranks, forked: a reference needs no torchrun, and torch is loaded already."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [_fork_rank(work, rank, port) for rank in (0, 1)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks] == [0, 0]
+
+
+def _fork_rank(work: Callable[[], object], rank: int, port: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def nanproof(*words: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:

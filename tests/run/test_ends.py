@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from run.launch import Ran, guarded, is_finite
+from run.launch import Ran, guarded, incidents, is_finite, nanproof
 
 ALWAYS_BAD = """
 import torch
@@ -86,6 +86,44 @@ def test_a_model_that_is_bad_already_is_refused_before_its_first_step(tmp_path: 
         .outcome.not_guarded["Adam"]
         .startswith("NonFiniteError: cannot guard a model that is bad already: parameter weight")
     )
+
+
+LEAVES = """
+import os
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    x = torch.randn(48, 4)
+    x[29, 1] = float("nan")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = DataLoader(TensorDataset(x), batch_size=8, num_workers=1, multiprocessing_context="spawn")
+    for i, (batch,) in enumerate(loader):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        if i == 4:
+            child = os.fork()
+            if child == 0:  # trains on by itself, which is none of the run's
+                model(batch).sum().backward()
+                optimizer.step()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    print(all(bool(p.isfinite().all()) for p in model.parameters()), flush=True)
+    os._exit(5)
+"""
+
+
+def test_workers_a_fork_and_os_exit_in_the_middle_of_a_training(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    done = nanproof("run", "--run-dir", tmp_path / "run", tmp_path / "leaves.py", check=False)
+    assert (done.returncode, done.stdout) == (5, "True\n"), done.stderr
+    assert "6 steps, 5 updates, 1 skipped" in done.stderr
+    assert "not guarded" not in done.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["exit_code"] == 5
+    (incident,) = incidents(tmp_path / "run")
+    assert incident["notes"] == ["batch 3 of its loader, samples 24–31"]
 
 
 LBFGS = """

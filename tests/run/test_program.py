@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nanproof.cli.shell import nanproof as verbs
 from nanproof.files import Lock
 from run.launch import nanproof
 
@@ -150,17 +152,22 @@ def test_modules_and_folders(words: str, tmp_path: Path) -> None:
         ("", "Missing argument 'PROGRAM'"),
     ],
 )  # fmt: skip
-def test_wrong_words_are_found_before_anything_runs(words: str, said: str, tmp_path: Path) -> None:
+def test_wrong_words_are_found_before_anything_runs(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, {"a.py": "print('ran')", "empty/readme": "", **PACKAGE})
     (tmp_path / "taken").mkdir()
     lock = Lock(tmp_path / "taken")
     lock.acquire()
-    done = nanproof("run", *words.split(), check=False, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = [*sys.path], sys.argv, sys.modules["__main__"]
+    done = CliRunner().invoke(verbs, ["run", *words.split()])
     lock.release()
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert said in done.stderr
     assert "ran" not in done.stdout
     assert not (tmp_path / "runs").exists()
+    sys.path[:], sys.argv, sys.modules["__main__"] = before
 
 
 def test_torch_is_not_imported_before_the_script_does(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import json, os, pathlib, sys, time
 options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
 lr, steps, pause = float(options.get("lr", 0.1)), int(options.get("steps", 30)), float(options.get("pause", 0))
 with open("starts.txt", "a") as f: f.write(f"{options.get('tag', '')} {lr} {os.environ.get('NPROC', '')}\\n")
+with open("pids.txt", "a") as f: f.write(f"{os.getpid()}\\n")
 loss, alpha = 8.0, 0.01
 log = pathlib.Path(os.environ["NANPROOF_RUN_DIR"], "training_log.jsonl").open("a")
 for step in range(1, steps + 1):
@@ -31,6 +32,19 @@ for step in range(1, steps + 1):
     print(json.dumps({"step": step, "loss": loss, "grad_norm": 1.0, "alpha": alpha * step}), file=log, flush=True)
     time.sleep(pause)
 sys.exit(int(options.get("code", 0)))
+"""
+
+
+TRAINING = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for _ in range(60):
+    x = torch.randn(64, 8)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
 """
 
 
@@ -136,6 +150,10 @@ def test_it_goes_on_after_a_kill(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGKILL)
     child.wait(timeout=30)
+    training = Path("/proc", (tmp_path / "pids.txt").read_text().split()[1])
+    while training.exists() and "State:\tZ" not in (training / "status").read_text():  # it ends with the roll-out
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     result = roll_out(load_plan(path))
     assert result.ok, result
     assert [s.split()[0] for s in starts(tmp_path)] == ["one", "two", "two", "three"]
@@ -175,6 +193,7 @@ def test_two_roll_outs_of_one_plan_refuse_each_other(tmp_path: Path) -> None:
         ("stages: [{command: x, gates: {grad_norm: [5, 1]}}]", "can never open"),
         ("stages: [{command: x, steps: 10, gates: {loss_below: {value: 1, by: 50}}}]", "can never open.*ends at 10"),
         ("stages: [{command: x, gates: {watch: ['alpha?']}}]", r"watch .* 'alpha\?'"),
+        ("stages: [{command: x, gates: {watch: ['alpha<0.1', 'alpha>=0.5']}}]", "alpha<0.1 and alpha>=0.5 .*never"),
         ("stages: [{command: x, steps: many}]", "steps of .* 'many'"),
         ("stages: [{command: x, steps: -1}]", "at least 1"),
         ("stages: [{command: x, on_fail: {retry: 0}}]", "retry"),
@@ -203,9 +222,50 @@ def test_a_first_plan_is_sound(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(text)
     loaded = load_plan(tmp_path / "plan.yaml")
     assert [s.name for s in loaded.stages] == ["smoke", "1 × 1", "1 × 2", "1 × 4"]
-    assert loaded.stages[1].on_fail is not None
+    assert "--nproc 4" in loaded.stages[3].command
     with pytest.raises(UsageError, match="no training script"):
         first_plan(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("script", "style", "setting"),
+    [
+        ("parser.add_argument('--lr', type=float)", "flags", {"lr": "5e-05"}),
+        ('parser.add_argument("--learning-rate")', "flags", {"learning-rate": "5e-05"}),
+        ("import hydra", "dotted", {"optimizer.lr": "5e-05"}),
+        ("print(1)", "dotted", None),
+    ],
+)
+def test_a_first_plan_falls_back_only_to_what_the_script_takes(
+    script: str, style: str, setting: dict[str, str] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "plan.yaml").write_text(first_plan(tmp_path))
+    loaded = load_plan(tmp_path / "plan.yaml")
+    assert loaded.style == style
+    assert (loaded.stages[-1].on_fail.set if loaded.stages[-1].on_fail else None) == setting
+
+
+def test_the_verb_writes_a_first_plan_and_runs_it_under_the_guard(tmp_path: Path) -> None:
+    """The whole way: --init, a real training in the first stage, the table, going on where it stopped."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    command = [sys.executable, "-m", "nanproof", "rollout"]
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+        )
+
+    assert call("--init", "--processes", "1").returncode == 0
+    assert call("--init").returncode == 2  # never over a plan that exists
+    path = tmp_path / "plan.yaml"
+    path.write_text(path.read_text().replace("steps: 1000 ", "steps: 50 ").replace("steps: 100 ", "steps: 30 "))
+    done = call("plan.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[-1] for line in done.stdout.splitlines() if "as planned" in line] == ["passed", "passed"]
+    assert len(list((tmp_path / "runs" / "train").glob("*/training_log.jsonl"))) == 2
+    again = call("plan.yaml", "--json")
+    assert len(json.loads(again.stdout)["stages"]) == 2
 
 
 def test_the_verb_writes_a_report_and_an_exit_code(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def enlarge(model: nn.Module) -> None:
     [
         (poison, None, "parameters", "1 NaN of 256"),
         (enlarge, None, "chance level", "worse than guessing"),
-        (nothing, lambda z, y: (z * 0).log().mean(), "loss finite", "-inf in step 0"),
+        (nothing, lambda z, y: (z * 0).log().mean(), "loss finite", "-inf in step 1"),
         (nothing, lambda z, y: (z - z.detach()).norm(dim=-1).sqrt().mean(), "gradients finite", "NaN"),
         (nothing, lambda z, y: F.cross_entropy(z * 0, y), "parameters move", "no parameter changed"),
         (nothing, lambda z, y: F.cross_entropy(z, y) * 1e8, "gradient norms", "outside"),
@@ -136,7 +136,8 @@ def test_little_headroom_is_found_before_it_overflows() -> None:
         (lambda z: nn.CrossEntropyLoss()(z, torch.zeros(4, dtype=torch.long)), math.log(6)),
         (lambda z: F.mse_loss(z, torch.arange(24.0).reshape(4, 6)), float(torch.arange(24.0).var(correction=0))),
         (lambda z: z.abs().mean(), None),
-        (lambda z: F.cross_entropy(z, torch.zeros(4, dtype=torch.long), reduction="sum"), None),
+        (lambda z: F.cross_entropy(z, torch.zeros(4, dtype=torch.long), reduction="sum"), math.log(6)),
+        (lambda z: F.cross_entropy(z, torch.zeros(4, dtype=torch.long), reduction="none"), None),
         (
             lambda z: (
                 F.cross_entropy(z, torch.zeros(4, dtype=torch.long))
@@ -150,6 +151,13 @@ def test_chance_is_read_off_the_loss_function(loss: Callable[[Tensor], Tensor], 
     with watch_chance() as seen:
         loss(torch.randn(4, 6))
     assert seen.chance.level == (pytest.approx(level) if level is not None else None)
+
+
+@pytest.mark.parametrize(("divide", "result"), [(64, "PASS"), (1, "NOTE")])
+def test_of_a_sum_chance_is_known_only_if_it_is_divided(divide: int, result: str) -> None:
+    model, x, y = task()
+    report = smoke(model, lambda: F.cross_entropy(model(x), y, reduction="sum") / divide, steps=1)
+    assert results(report)["chance level"] == result
 
 
 def test_a_step_that_would_destroy_the_weights_is_not_taken() -> None:

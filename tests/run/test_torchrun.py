@@ -15,7 +15,7 @@ import torch
 
 from nanproof import scan
 from nanproof.run.torchrun import launch
-from run.launch import SCRIPTS, different, incidents, is_finite, nanproof
+from run.launch import SCRIPTS, different, fork_ranks, incidents, is_finite, nanproof, run_bare, run_guarded
 from support.ranks import on_ranks
 
 ENVIRONMENT = {
@@ -39,12 +39,12 @@ def states(out: Path) -> list[Any]:
 def never_saw(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Both ranks of the DDP script, without the bad batches."""
     out = tmp_path_factory.mktemp("ddp") / "without"
-    assert torchrun(SCRIPTS / "ddp.py", "--out", out, "--without").returncode == 0
+    fork_ranks(lambda: run_bare("ddp.py", "--out", str(out), "--without"))
     return states(out)
 
 
 def test_ddp_bare_dies_on_every_rank(tmp_path: Path) -> None:
-    assert torchrun(SCRIPTS / "ddp.py", "--out", tmp_path / "bare").returncode == 0
+    fork_ranks(lambda: run_bare("ddp.py", "--out", str(tmp_path / "bare")))
     assert not any(is_finite(s["model"]) for s in states(tmp_path / "bare"))
 
 
@@ -61,7 +61,7 @@ def test_ddp_with_a_fault_on_any_rank(never_saw: list[Any], tmp_path: Path) -> N
 
 def test_fsdp2_with_a_fault_on_any_rank(tmp_path: Path) -> None:
     script = SCRIPTS / "fsdp2.py"
-    assert torchrun(script, "--out", tmp_path / "without", "--without").returncode == 0
+    fork_ranks(lambda: run_bare("fsdp2.py", "--out", str(tmp_path / "without"), "--without"))
     done = torchrun("-m", "nanproof", "run", "--run-dir", tmp_path / "run", script, "--out", tmp_path / "guarded")
     assert done.returncode == 0, done.stderr
     assert different(states(tmp_path / "guarded"), states(tmp_path / "without")) == []
@@ -90,8 +90,7 @@ def test_two_machines(never_saw: list[Any], tmp_path: Path) -> None:
 
 def test_a_rank_that_is_killed_costs_nothing_since_the_last_checkpoint(tmp_path: Path) -> None:
     script = SCRIPTS / "resumed.py"
-    whole = torchrun("-m", "nanproof", "run", "--run-dir", tmp_path / "r", script, "--out", tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
+    fork_ranks(lambda: run_guarded("resumed.py", tmp_path / "r", "--out", str(tmp_path / "whole")))
     killed = torchrun(
         "--max-restarts=1", "-m", "nanproof", "run", "--run-dir", tmp_path / "run", script, "--out",
         tmp_path / "killed", "--kill-at", "12",

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
+parser.add_argument("--callback", help="guard it with the callback, which writes into this folder")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -36,12 +37,18 @@ config = LlamaConfig(
     max_position_embeddings=16,
 )  # fmt: skip
 model = LlamaForCausalLM(config)
+callbacks = []
+if args.callback:
+    from nanproof.integrations.transformers import GuardCallback
+
+    callbacks.append(GuardCallback(run_dir=args.callback))
 trainer = Trainer(
     model=model,
     args=TrainingArguments(
         output_dir=args.out, per_device_train_batch_size=8, max_steps=12, learning_rate=1e-3, logging_steps=1, seed=0,
-        save_steps=6, save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_steps=4, save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True,
     ),
     train_dataset=Samples(),
+    callbacks=callbacks,
 )  # fmt: skip
 trainer.train()

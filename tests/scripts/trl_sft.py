@@ -15,6 +15,7 @@ from trl import SFTConfig, SFTTrainer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
+parser.add_argument("--callback", help="guard it with the callback, which writes into this folder")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -40,6 +41,11 @@ config = LlamaConfig(
     vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
     max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
 )  # fmt: skip
+callbacks = []
+if args.callback:
+    from nanproof.integrations.transformers import GuardCallback
+
+    callbacks.append(GuardCallback(run_dir=args.callback))
 trainer = SFTTrainer(
     model=LlamaForCausalLM(config),
     args=SFTConfig(
@@ -49,5 +55,6 @@ trainer = SFTTrainer(
     train_dataset=Dataset.from_dict({"text": texts}),
     processing_class=tokenizer,
     compute_loss_func=weighted_loss,
+    callbacks=callbacks,
 )  # fmt: skip
 trainer.train()

@@ -10,6 +10,8 @@ import click
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..run.rollout import Plan, Result
 
 
@@ -86,14 +88,31 @@ def _show(screen: Screen, plan: Plan, result: Result) -> None:
     screen.data(result)
     if sys.stderr.isatty() and not screen.quiet and not screen.as_json:
         click.echo("\r\x1b[2K", err=True, nl=False)
+    screen.result(_table(plan, result))
     for stage in result.stages:
-        word = click.style("passed", fg="green") if stage.passed else click.style("FAILED", fg="red")
-        setting = "".join(f"  {k}={v}" for k, v in stage.setting.items())
-        screen.result(f"{word}  {stage.name}, attempt {stage.attempt}{setting}")
-        for gate in stage.gates:
-            mark = click.style("✓", fg="green") if gate.open else click.style("✗", fg="red")
-            screen.result(f"        {mark} {gate.name}: {gate.reason}")
+        for gate in (g for g in stage.gates if not g.open):
+            screen.result(
+                f"{stage.name}, attempt {stage.attempt}: {click.style('✗', fg='red')} {gate.name}: {gate.reason}"
+            )
+    screen.note(f"report: {report}")
+
+
+def _table(plan: Plan, result: Result) -> Table:
+    """One line for each attempt, and for each stage that was not reached."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("stage", "attempt", "settings", "gates open", "loss", "result"):
+        table.add_column(name)
+    for s in result.stages:
+        setting = " ".join(f"{k}={v}" for k, v in s.setting.items()) or "as planned"
+        gates = f"{sum(g.open for g in s.gates)} of {len(s.gates)}"
+        fall = next((g.reason for g in s.gates if g.name == "loss falling"), "")
+        word = Text("passed", style="green") if s.passed else Text("failed", style="red")
+        table.add_row(s.name, str(s.attempt), setting, gates, fall, word)
     done = {s.name for s in result.stages}
     for name in (s.name for s in plan.stages if s.name not in done):
-        screen.result(f"not run {name}")
-    screen.note(f"report: {report}")
+        table.add_row(name, "–", "", "", "", "not run")
+    return table

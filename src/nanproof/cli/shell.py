@@ -123,6 +123,8 @@ def verb(example: str) -> Callable[[Callable[..., int]], click.Command]:
             except Exception as error:
                 if debug:
                     raise
+                if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                    fail("this verb needs torch", "pip install 'nanproof[torch]'")
                 fail(f"{type(error).__name__}: {error}", "run it again with --debug and report what it prints")
             raise SystemExit(code)
 

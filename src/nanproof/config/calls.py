@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .code import Code, NotConstant
 from .value import Value
@@ -78,6 +78,8 @@ class Call:
     arguments: Mapping[str, Value]
     starred: bool = False
     """Whether ``**something`` may bring arguments that are not seen here."""
+    condition: Value | None = None
+    """``amp`` in ``autocast(…) if amp else nullcontext()``."""
 
     @property
     def where(self) -> str:
@@ -96,11 +98,15 @@ def find_calls(code: Code) -> Iterator[Call]:
     """Every call of the vocabulary above, in the order of the source."""
     found: list[Call] = []
     targets: dict[int, str] = {}
+    conditions: dict[int, ast.expr] = {}
     for node in ast.walk(code.tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             targets[id(node.value)] = code.text(node.targets[0])
+        elif isinstance(node, ast.IfExp):
+            conditions[id(node.body)] = node.test
         elif isinstance(node, ast.Call) and (call := read_call(code, node, targets.get(id(node), ""))):
-            found.append(call)
+            test = conditions.get(id(node))
+            found.append(call if test is None else replace(call, condition=_argument(code, call.name, "if", test)))
     return iter(sorted(found, key=lambda c: c.line))
 
 

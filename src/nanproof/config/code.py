@@ -22,6 +22,8 @@ from .value import Origin, Plain, Value
 
 MAX_BYTES = 2 << 20
 _FOLD_DEPTH = 30
+AUTOCAST: dict[object, str] = {"cuda": "float16", "cpu": "bfloat16"}
+"""What autocast computes in on a device unless it is told otherwise."""
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -184,6 +186,10 @@ class Code:
                         return float(inner) if kind == "float" else int(inner)
                     except (ValueError, OverflowError):
                         raise NotConstant from None
+            case ast.Call(func=func, args=[ast.Constant(value=device)], keywords=[]) if (
+                self.dotted(func) == "torch.get_autocast_dtype" and device in AUTOCAST
+            ):
+                return AUTOCAST[device]
             case ast.Name() | ast.Attribute():
                 name = self.dotted(node)
                 form = find_format(name) if name.startswith("torch.") else None

@@ -115,9 +115,11 @@ def _decide(stack: Stack, rows: list[Row], code: bool) -> tuple[Row | None, bool
         return first("trainer flag") or first("accelerate"), sure
     if stack == "accelerate":
         asked = [r for r in rows if r.what == "Accelerator"]
-        if asked:
-            return asked[0], sure and asked[0].dtype is not None
-        return first("accelerate"), sure
+        if asked and asked[0].dtype is not None:
+            return asked[0], sure
+        # amp: true, and no code that says which format: an autocast inside of accelerate's would win
+        open_flag = not code and any(r.what == "trainer flag" and r.dtype is None for r in rows)
+        return first("accelerate"), sure and not asked and not open_flag
     if stack == "Lightning":
         return first("Lightning", half=False), sure
     if (found := first("trainer flag", "accelerate", "Lightning")) is not None:

@@ -65,6 +65,8 @@ def _evaluate(node: ast.expr, settings: Settings, depth: int) -> Reached:
             reached = [_evaluate(p, settings, depth + 1) for p in parts]
             test_ = all if isinstance(op, ast.And) else any
             return Reached(value=test_(r.value for r in reached), by=next((r.by for r in reached if r.by), None))
+        case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="torch"), inner]):
+            return _evaluate(inner, settings, depth + 1)  # the name of a dtype
         case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *rest]):
             return _named(name, settings, rest, depth)
         case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(name)), *rest]):

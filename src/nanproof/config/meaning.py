@@ -55,7 +55,8 @@ VOCABULARY: dict[str, tuple[str, ...]] = {
     "accumulation": (
         "gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "accumulation_steps",
         "gradient_accumulate_every", "grad_accumulation_steps", "grad_accumulation", "grad_accum", "accum_iter",
-        "accum_steps", "accum_grad", "accumulate_steps", "gradient_accumulation", "accumulation", "update_freq",
+        "accum_steps", "accum_grad", "accumulate_steps", "accumulate_batches", "gradient_accumulation", "accumulation",
+        "update_freq",
     ),
     "optimizer": (
         "optimizer.type", "optimizer.name", "optimizer._target_", "optimizer.class_path", "optim.name", "optim.type",

@@ -15,6 +15,7 @@ from .hardware import find_hardware
 from .meaning import is_on
 from .memory import WAYS, bytes_of, show_bytes
 from .proposals import Answer, Proposal, Refusal, nice, propose, whole
+from .sources import dtype_of
 from .value import Plain, Value
 
 _RANGE_CAUSES = {"fp16-overflow", "double-fp16", "loss-scale-collapse", "amp-misuse", "eps-underflow"}
@@ -133,6 +134,9 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
             keys[held.key] = wanted
         elif held is None and wanted and case.dialect == "transformers" and (key := case.key(concept)):
             keys[key] = True
+    loaded = case.value("load_dtype")
+    if loaded is not None and case.effective.lora and dtype_of(loaded.value) == "float16":  # frozen, and computes
+        keys[loaded.key] = "bfloat16" if target == "bf16" else "float32"
     word = case.value("mixed_precision")
     if word is not None and word.key not in keys:
         names = (

@@ -129,11 +129,11 @@ def autocasts(settings: Settings, calls: tuple[Call, ...]) -> Iterator[Row]:
         if call.name != "autocast" or "accelerator" in call.receiver.lower() or "fabric" in call.receiver.lower():
             continue
         asked = call.get("enabled")
-        enabled = follow(asked, settings) if asked is not None else None
+        enabled = follow(asked or call.condition, settings)
         device = call.get("device_type")
         on_cpu = ".cpu." in call.dotted or (device is not None and device.known and str(device.value) == "cpu")
         dtype, says, note = _autocast_dtype(call, settings, on_cpu)
-        if asked is not None and enabled is not None and not enabled.value:
+        if enabled is not None and not enabled.value:
             dtype, note = "float32", f"switched off by {enabled.by.where if enabled.by else 'the code'}"
         elif enabled is not None and enabled.by is not None:
             note = f"switched on by {enabled.by.key} ({enabled.by.where}); {note}".rstrip("; ")

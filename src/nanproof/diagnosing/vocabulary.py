@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FLAGS: Mapping[str, str] = {
+    "activation-explosion": "activations grow by orders of magnitude",
+    "activation-near-fp16-max": "activations are within a factor of 16 of fp16's maximum",
     "activation-norm-drift": "activation norms drift upwards",
     "config-change-ignored": "a change of the config had no effect",
     "constant-grad-norm": "the logged gradient norm never changes",
@@ -72,6 +74,7 @@ FLAGS: Mapping[str, str] = {
     "replica-weights-differ": "replicas hold different weights",
     "restart-gains-100-steps": "each restart gains only some steps",
     "same-epoch-every-run": "at the same place of the data every time",
+    "scale-fell-after-nan": "the loss was NaN before the loss scale fell",
     "seed-change-moves-it": "another seed moves it",
     "seed-dependent": "it depends on the seed",
     "slow-divergence": "the loss creeps upwards",

@@ -58,7 +58,7 @@ def read_wreck(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Wre
     no_facts: list[Fact] = []
     no_series: tuple[Part, tuple[Series, ...]] = (nothing, ())
     no_reports: tuple[Part, tuple[ScanReport, ...]] = (nothing, ())
-    configs = attempt("config", no_configs, lambda: find_configs(places.configs, root))
+    configs = attempt("config", no_configs, lambda: find_configs(places.configs, root, _runs(places)))
     every = next((v.number for c in configs for v in c.settings if v.name == "logging_steps" and v.number), None)
     logs, series = attempt("log", no_series, lambda: read_logs(places.logs, root, every))
     found = list(places.checkpoints)
@@ -85,6 +85,11 @@ def _broke_at(series: Sequence[Series]) -> int | None:
         if wrong:
             return min(m.step for m in wrong)
     return None
+
+
+def _runs(places: Places) -> list[Path]:
+    """The folders that logs lie in, or are."""
+    return [path if path.is_dir() else path.parent for path in (Path(log.path) for log in places.logs)]
 
 
 def _absent(places: Places, configs: Sequence[Config]) -> list[Looked]:

@@ -170,7 +170,11 @@ class Guard:
 
     def flush(self) -> Verdict | None:
         """Carry out a window that is not full yet, as at the end of an epoch."""
-        return self._settle(None, None) if self._micro else None
+        if not self._micro:
+            return None
+        if not self._drop:
+            self._tell()
+        return self._settle(None, None)
 
     def epoch(self) -> Verdict:
         """Look at every parameter, buffer and moment now; call it before each epoch."""
@@ -214,9 +218,8 @@ class Guard:
         self._probe.see(losses)
         with post.surviving("looking at the batch"):
             self._probe.look(post.feed.batch, losses.prediction)
-        if not post.local and not post.ranks.alone:
-            limits = post.limits(post.micro_window if self._drop else post.window)
-            post.ranks.start(self._probe.flags(limits), self._post.feed.position)
+        if self._drop or self._micro == self.accumulate - 1:
+            self._tell()
         if self._drop:
             self._aside = [p.grad for _, p in t.parameters]
             for _, p in t.parameters:
@@ -225,6 +228,13 @@ class Guard:
         # a bad loss must reach every rank through the gradients, never by leaving one rank out of backward
         total.backward(gradient=None if post.ranks.alone else carry(total))
         self._taken = True
+
+    def _tell(self) -> None:
+        """Let the other ranks know of this window, or where each micro-batch is judged by itself, of the last one."""
+        post = self._post
+        if not post.local and not post.ranks.alone:
+            limits = post.limits(post.micro_window if self._drop else post.window)
+            post.ranks.start(self._probe.flags(limits, last_only=self._drop), post.feed.position)
 
     def _settle_microbatch(self) -> Verdict:
         """Judge one micro-batch by itself: add its gradients to the window's, or leave it out."""

@@ -100,7 +100,7 @@ class Hearing:
         norm = self._norm(current, members, scale)
         shared = None
         if not post.ranks.alone:
-            post.ranks.start(self._guard._probe.flags(limits, last_only=False), current.backwards)
+            post.ranks.start(self._guard._probe.flags(limits, divided=current.divided), current.backwards)
             shared = post.ranks.finish()
         lr = float(t.optimizers[members[0]].param_groups[0]["lr"])
         good = self._guard._probe.send(

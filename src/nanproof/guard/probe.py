@@ -86,8 +86,11 @@ class Probe:
                 values.pop()
 
     @torch.no_grad()
-    def flags(self, limits: Limits, *, last_only: bool = True) -> Tensor:
-        """What other ranks must hear of a micro-batch or a window: input, prediction, loss, spike, each component."""
+    def flags(self, limits: Limits, *, last_only: bool = False, divided: bool = False) -> Tensor:
+        """What other ranks must hear of a window or its last micro-batch: input, prediction, loss, spike, components.
+
+        A spike is one of the loss that `send` will report, so that no rank sees one that it does not tell.
+        """
         some = slice(-1, None) if last_only else slice(None)
         false = torch.zeros((), dtype=torch.bool, device=self._device)
 
@@ -98,7 +101,7 @@ class Probe:
             any_of(self._inputs[some]),
             any_of(self._predictions[some]),
             any_of([~torch.isfinite(v) for v in self._losses[some]]),
-            any_of([v > limits.loss for v in self._losses[some]]),
+            self._loss(some, divided) > limits.loss,
             *(any_of([~torch.isfinite(c) for c in v[some]]) for v in self._components.values()),
         ]
         return torch.stack(found)
@@ -123,8 +126,8 @@ class Probe:
         """
         some = slice(-1, None) if last_only else slice(None)
         losses = self._losses[some]
-        loss = _mean(losses, torch.zeros((), device=self._device))
-        vital = {"loss": loss * len(losses) if divided else loss, "grad_norm": norm.to(self._device)}
+        loss = self._loss(some, divided)
+        vital = {"loss": loss, "grad_norm": norm.to(self._device)}
         others: dict[str, Tensor] = {f"component:{k}": _mean(v[some], loss) for k, v in self._components.items()}
         if self._inputs:
             others["input"] = torch.stack(self._inputs[some]).any()
@@ -162,6 +165,11 @@ class Probe:
         )  # fmt: skip
         self._clock = clock
         return good
+
+    def _loss(self, some: slice, divided: bool) -> Tensor:
+        losses = self._losses[some]
+        mean = _mean(losses, torch.zeros((), device=self._device))
+        return mean * len(losses) if divided else mean
 
     @property
     def pending(self) -> bool:

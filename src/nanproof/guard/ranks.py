@@ -129,13 +129,15 @@ class Ranks:
         return int(total)
 
     def _wait(self, work: Any) -> None:
+        start = time.monotonic()
         try:
             # gloo honours a deadline per wait; NCCL's watchdog uses the group's
             work.wait(self._deadline) if self._device.type == "cpu" else work.wait()
         except RuntimeError as error:
+            waited = time.monotonic() - start >= 0.9 * self._deadline.total_seconds()
+            what = f"waited {self._deadline.total_seconds():g} s" if waited else "lost its connection"
             raise DesyncError(
-                f"rank {self.rank} waited {self._deadline.total_seconds():g} s at guarded step {self.seq:,}"
-                f" for {self._missing()}",
+                f"rank {self.rank} {what} at guarded step {self.seq:,} {'for' if waited else 'to'} {self._missing()}",
                 hint="look at what the missing ranks do: a rank that died, hangs, or skipped its guard.step",
             ) from error
 

@@ -10,11 +10,12 @@ data       bad from an older snapshot too: skip the batch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -84,24 +85,39 @@ class Rerun:
             good = self._good(scaled=False)
         return "state" if good else "data"
 
-    def _good(self, *, scaled: bool) -> bool:
-        """Whether forward and backward are finite on every rank."""
+    def _good(self, *, scaled: bool, gradients: Callable[[], list[Tensor]] | None = None) -> bool:
+        """Whether forward and backward are finite on every rank; ``gradients`` if not those of the parameters."""
         self._training.zero_grad()
         losses = losses_of(self._closure(), self._weights)
         loss = self._training.scaler.scale(losses.total) if scaled else losses.total
         loss.backward(gradient=None if self._ranks.alone else carry(loss))
-        norm = total_norm([g for _, g in self._training.gradients()])
+        norm = total_norm(gradients() if gradients else [g for _, g in self._training.gradients()])
         self.loss = float(losses.total.detach())  # host sync: incident path only
         good = math.isfinite(self.loss) and math.isfinite(float(norm))
         return not self._ranks.any(not good)
 
     def _good_in_float32(self) -> bool:
         """Whether float32 heals the step; false when nothing was in half precision, so that it says something."""
+        if self._training.sharded:
+            return False  # FSDP gathers weights in their own format, and is left half-way when it meets another
         self._moment.restore()
         try:
-            with in_precision(self._training.model, torch.float32) as mode:
-                good = self._good(scaled=False) and mode.widened
+            with self._unreduced(), in_precision(self._training.model, torch.float32) as mode:
+                good = self._good(scaled=False, gradients=mode.gradients) and mode.widened
         except (RuntimeError, TypeError):
             good = False  # code that insists on its dtype cannot be widened: no answer
         self._training.zero_grad()
         return not self._ranks.any(not good)
+
+    @contextmanager
+    def _unreduced(self) -> Iterator[None]:
+        """DDP must not wait for the gradients of parameters that others stand in for."""
+        wrapped = [m for m in self._training.roots if isinstance(m, nn.parallel.DistributedDataParallel)]
+        before = [m.require_backward_grad_sync for m in wrapped]
+        for model in wrapped:
+            model.require_backward_grad_sync = False  # what DDP's no_sync() does
+        try:
+            yield
+        finally:
+            for model, sync in zip(wrapped, before, strict=True):
+                model.require_backward_grad_sync = sync

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ class Seam:
     def clear(self) -> None:
         self._module: nn.Module | None = None
         self._inputs: tuple[Any, Any] | None = None
+        self._autocast: dict[str, torch.dtype] = {}
         self._several = False
         self._gradients: dict[int, Tensor] = {}
         self._outputs = 0
@@ -38,7 +40,7 @@ class Seam:
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A root module is about to run."""
         if self._module is None:
-            self._module, self._inputs = module, (args, kwargs)
+            self._module, self._inputs, self._autocast = module, (args, kwargs), _autocast_in_force()
         else:
             self._several = True
 
@@ -52,8 +54,9 @@ class Seam:
         for i, tensor in enumerate(found):
             tensor.register_hook(functools.partial(self._keep, i))  # type: ignore[no-untyped-call]
 
-    def _keep(self, i: int, gradient: Tensor) -> None:
-        if gradient.nbytes <= KEPT_BYTES:
+    def _keep(self, i: int, gradient: Tensor | None) -> None:
+        # an output that the loss leaves out gets none, as behind DDP with find_unused_parameters
+        if gradient is not None and gradient.nbytes <= KEPT_BYTES:
             self._gradients[i] = gradient.detach()
 
     def meet_backward(self, loss: Any) -> None:
@@ -72,9 +75,13 @@ class Seam:
             return None
         # what is compiled is played eagerly
         model, (args, kwargs) = getattr(self._module, "_orig_mod", self._module), self._inputs
+        autocast = dict(self._autocast)
 
         def play() -> Tensor:
-            outputs = _differentiable(model(*args, **kwargs))
+            with contextlib.ExitStack() as precision:  # loops open autocast around the model, not inside of it
+                for kind, dtype in autocast.items():
+                    precision.enter_context(torch.autocast(kind, dtype=dtype))
+                outputs = _differentiable(model(*args, **kwargs))
             bad = [o for o in outputs if not is_finite(o)]
             if bad:
                 return bad[0].sum()
@@ -94,6 +101,13 @@ class Seam:
             reproduced=True, phase="backward", op=self._node, file=file, line=line, function=function,
             why=f"between the model's output and the loss, whose last operation is {self._node}", notes=(note,),
         )  # fmt: skip
+
+
+def _autocast_in_force() -> dict[str, torch.dtype]:
+    """By kind of device, the dtype of the autocast regions that the call stands in."""
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
 
 
 def _differentiable(output: Any) -> list[Tensor]:

@@ -40,6 +40,7 @@ class Trial:
         closure: Callable[[], Any] | None,
     ) -> None:
         self._training = training
+        self._ranks = ranks
         self._policy = policy
         self._seen = seen
         self._scale = seen.reading.scale
@@ -67,7 +68,10 @@ class Trial:
 
     def ordinary_overflow(self) -> bool:
         """Whether this is GradScaler looking for its scale: lowers the scale and says so."""
-        if self._scale is None or not math.isfinite(self._seen.reading.loss):
+        if self._scale is None:
+            return False
+        bad_loss = not math.isfinite(self._seen.reading.loss)
+        if bad_loss if self._ranks is None else self._ranks.any(bad_loss):  # one rank's loss decides for all
             return False
         lowest = self._scale * self._training.scaler.get_backoff_factor() < self._policy.min_scale
         if self._rerun is None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..guard import Guard
 from ..guard.escort import Escort
+from .deliveries import Deliveries
 from .shadows import Shadows
 
 try:
@@ -85,6 +86,13 @@ def escort_accelerator(
         shadows.cast(accelerator, name, lambda original: _save(original, escort))
     for one in prepared:
         shadows.cast(one, "step", functools.partial(_step, escort=escort, optimizer=one))
+    if make is Guard:  # nanproof run watches all loaders by itself
+        deliveries = Deliveries()
+        guard._post.feed.delivered = deliveries.recent
+        for loader in accelerator._dataloaders:
+            base = getattr(loader, "base_dataloader", loader)
+            if hasattr(base, "_get_iterator"):  # a torch loader, or one that is built on it
+                shadows.watch_loader(base, deliveries)
     escort.on_close(shadows.lift)
     return escort
 

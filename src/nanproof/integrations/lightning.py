@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..errors import UsageError
 from ..guard import Guard
 from ..guard.escort import Escort
+from ..guard.feed import Delivered
 from .shadows import Shadows
 
 # the same library under two names; the one that the script uses
@@ -72,8 +73,12 @@ class GuardCallback(Callback):
         escort.on_close(shadows.lift)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self.escort is not None:
-            self.escort.begin(batch)
+        if self.escort is None:
+            return
+        if self._make is Guard:  # nanproof run watches the loader itself, and knows the samples
+            about = f"batch {batch_idx:,} of epoch {trainer.current_epoch}"
+            self.escort.guard._post.feed.delivered = lambda: (Delivered(batch=batch, about=about),)
+        self.escort.begin(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         if self.escort is not None:

@@ -13,10 +13,12 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ..guard.escort import Escort
+from .deliveries import Deliveries
 
 _MISSING = object()
 
@@ -52,6 +54,23 @@ class Shadows:
             return step
 
         self.cast(optimizer, "step", make)
+
+    def watch_loader(self, loader: Any, deliveries: Deliveries) -> None:
+        """Remember the batches of a torch loader as they are handed out, and which samples they are made of."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def get_iterator() -> Any:
+                iterator = original()
+                # no reference to itself: its workers end when nobody holds it any more
+                kind, own = type(iterator), weakref.ref(iterator)
+                iterator._next_data = lambda: deliveries.pass_on(own(), kind._next_data(own()))
+                if loader.num_workers == 0:  # workers have drawn the first indices by now
+                    iterator._next_index = lambda: deliveries.asked(own(), kind._next_index(own()))
+                return iterator
+
+            return get_iterator
+
+        self.cast(loader, "_get_iterator", make)
 
     def watch_scaler(self, scaler: Any, escort: Escort) -> None:
         """Leave vetoed steps out of a GradScaler's own decisions, and let it take the scale that the guard says."""

@@ -98,9 +98,9 @@ def differences(bundle: Bundle) -> tuple[str, ...]:
 
 def _in_other_precision(model: nn.Module, step: Callable[[], Any], bundle: Bundle, precision: str) -> Location:
     scene = Scene(model, bundle.batch)
-    with scene.kept(), in_precision(model, getattr(torch, precision)):
+    with scene.kept(), in_precision(model, getattr(torch, precision)) as mode:
         loss = run_step(step)
         loss.backward()  # type: ignore[no-untyped-call]
-        bad = kind_of(loss) or any(kind_of(p.grad) for p in model.parameters() if p.grad is not None)
+        bad = kind_of(loss) or any(map(kind_of, mode.gradients()))
     told = f"in {precision} the step {'fails too: precision alone does not explain it' if bad else 'is finite'}"
     return Location(reproduced=bool(bad), notes=(told,))

@@ -44,7 +44,7 @@ def mechanism_of(event: Event, passes_on: bool) -> tuple[Mechanism, str]:
             f"the forward leaves this value out, so its gradient is exactly 0, and the derivative {what} there: "
             "0 · inf",
         )
-    if event.args is None:
+    if event.args is None or _freed(event.args):
         return _without_arguments(event)
     if any(v != v for v in event.literals):
         return "invalid", "the code itself puts a NaN here"
@@ -106,6 +106,12 @@ def _again_in_float64(event: Event, dtype: str) -> tuple[Mechanism, str]:
     if event.parents:
         return "invalid", f"{event.op} of an infinite value has no value (inf − inf, 0 · inf)"
     return "invalid", f"{event.op} is not defined there; inputs from {_lowest(event):.4g} to {largest:.4g}"
+
+
+def _freed(args: Any) -> bool:
+    """FSDP takes the memory of gathered weights back after their use; reading them then would end the process."""
+    local = (getattr(t, "_local_tensor", t) for t in floats_in(args))
+    return any(t.layout == torch.strided and t.numel() and not t.untyped_storage().nbytes() for t in local)
 
 
 def _without_arguments(event: Event) -> tuple[Mechanism, str]:

@@ -18,10 +18,15 @@ _CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.floa
 class _Widen(TorchFunctionMode):
     """Gives every torch function its narrower arguments in a wider format."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, leaves: list[nn.Parameter]) -> None:
         super().__init__()
         self.dtype = dtype
         self.widened = False
+        self._leaves = leaves
+
+    def gradients(self) -> list[Tensor]:
+        """Of the parameters and of what stands in for them."""
+        return [p.grad for p in self._leaves if p.grad is not None]
 
     def narrow(self, dtype: torch.dtype) -> bool:
         return _BITS.get(dtype, 99) < _BITS[self.dtype]
@@ -52,10 +57,14 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
     """A block in which parameters, values and autocast regions of narrower formats are all ``dtype``.
 
     Yields an object whose ``widened`` says whether anything was narrower at all. Gradients are
-    computed in the wide format and thrown away with it.
+    computed in the wide format and thrown away with it. Wide parameters stand in for the narrow ones: were these
+    changed themselves, torch would forget who listens to their gradients, and DDP would reduce no more.
     """
-    mode = _Widen(dtype)
-    kept = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if mode.narrow(t.dtype)]
+    leaves = list(model.parameters())
+    mode = _Widen(dtype, leaves)
+    wide = {p: nn.Parameter(p.detach().to(dtype), p.requires_grad) for p in leaves if mode.narrow(p.dtype)}
+    places = [(m, k, p) for m in model.modules() for k, p in m._parameters.items() if p in wide]
+    buffers = [(t, t.data) for t in model.buffers() if mode.narrow(t.dtype)]
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__enter__
     changed: list[tuple[Any, bool]] = []
@@ -68,11 +77,15 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
         return enter(self)  # type: ignore[no-untyped-call]
 
     try:
-        for tensor, data in kept:
+        for module, key, p in places:
+            assert p is not None
+            module._parameters[key] = wide[p]
+        for tensor, data in buffers:
             tensor.data = data.to(dtype)
-            if tensor.grad is not None:
-                tensor.grad = None
-        mode.widened = bool(kept)
+        leaves += wide.values()
+        for p in wide:
+            p.grad = None
+        mode.widened = bool(wide or buffers)
         autocast.__enter__ = disabled  # type: ignore[method-assign]
         with mode:
             yield mode
@@ -80,6 +93,9 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
         autocast.__enter__ = enter  # type: ignore[method-assign]
         for context, was in changed:
             context._enabled = was
-        for tensor, data in kept:
-            tensor.grad = None
+        for module, key, p in places:
+            module._parameters[key] = p
+        for tensor, data in buffers:
             tensor.data = data
+        for p in wide:
+            p.grad = None

@@ -25,6 +25,8 @@ from .patch import Frame, Patch
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
 _HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
 FINITE, INF, NAN = 0, 1, 2
+# they write their running statistics in place, which their schemas do not say
+_WRITES_UNSAID = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 
 
 @dataclass(slots=True)
@@ -132,7 +134,8 @@ class Trace(TorchDispatchMode):
         self._sites.setdefault(seq, here)
         mutates = function._schema.is_mutable
         tensors = floats_in((args, kwargs))
-        before = [(kind_of(t), key_of(t), t.detach().clone()) for t in tensors] if mutates else None
+        changes = mutates or base in _WRITES_UNSAID
+        before = [(kind_of(t), key_of(t), t.detach().clone()) for t in tensors] if changes else None
         if function.namespace == "c10d" and "reduce" in base:
             self._meet_reduction(base, args)
         patch = self._patch

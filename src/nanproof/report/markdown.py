@@ -165,7 +165,7 @@ def _monitoring(runs: Sequence[Run]) -> Iterator[str]:
     yield "## Next steps, and how to keep it finite"
     yield ""
     yield "- [ ] look at the repair as a diff, then apply it: `nanproof lint --diff .`, `nanproof harden CONFIG --diff`"
-    yield "- [ ] prove it small: `nanproof smoke FILE:FUNCTION`, then `nanproof rollout plan.yaml`"
+    yield "- [ ] prove it small: `nanproof smoke train.py`, then `nanproof rollout plan.yaml`"
     yield "- [ ] train under the guard: `nanproof run train.py`"
     yield f"- [ ] watch it: {_code(f'nanproof watch {runs[-1].path}')}"
     yield "- [ ] before resuming: `nanproof scan CHECKPOINTS`, `nanproof diagnose --before-resume CHECKPOINT`"

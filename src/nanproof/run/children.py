@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .options import Options
 
 if TYPE_CHECKING:
-    from .launcher import Stage
+    from .launcher import Begin, Stage
 
 _LEFT_ALONE = ("torch.utils.data", "multiprocessing.", "torch.multiprocessing.pool", "concurrent.")
 
@@ -21,13 +21,14 @@ class Child:
 
     target: Callable[..., Any]
     options: Options
+    begin: Begin
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from .launcher import Stage
         from .voice import speak
 
         with speak():
-            stage = Stage(self.options, lambda _: None)
+            stage = Stage(self.options, lambda _: None, self.begin)
             stage.set_up()
             code = 1
             try:
@@ -41,7 +42,7 @@ class Child:
                 stage.end(code)
 
 
-def watch_children(stage: Stage, options: Options) -> Callable[[], None]:
+def watch_children(stage: Stage, options: Options, begin: Begin) -> Callable[[], None]:
     """Wrap the targets of processes that are spawned; forked ones bring the patches along and are left alone."""
     base: Any = multiprocessing.process.BaseProcess
     original = base.__init__
@@ -53,7 +54,7 @@ def watch_children(stage: Stage, options: Options) -> Callable[[], None]:
         if target is None or getattr(process, "_start_method", None) == "fork" or home.startswith(_LEFT_ALONE):
             return
         stage.children += 1
-        process._target = Child(target=target, options=options)
+        process._target = Child(target=target, options=options, begin=begin)
 
     base.__init__ = init
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..guard import Guard
-from .deliveries import Deliveries
+from ..integrations.deliveries import Deliveries
 from .options import Options
 
 

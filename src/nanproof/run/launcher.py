@@ -27,6 +27,8 @@ from .program import Program
 if TYPE_CHECKING:
     from .session import Session
 
+Begin = Callable[[Options], "Session"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -49,8 +51,8 @@ class Outcome:
 class Stage:
     """The patches around a program, put up before and taken down after it."""
 
-    def __init__(self, options: Options, report: Callable[[Outcome], None]) -> None:
-        self._options, self._report = options, report
+    def __init__(self, options: Options, report: Callable[[Outcome], None], begin: Begin | None = None) -> None:
+        self._options, self._report, self._begin = options, report, begin or _begin
         self._session: Session | None = None
         self._undo: list[Callable[[], None]] = []
         self._process = os.getpid()
@@ -60,7 +62,7 @@ class Stage:
     def set_up(self) -> None:
         arrivals = Arrivals()
         self._undo.append(arrivals.end)
-        self._undo.append(watch_children(self, self._options))
+        self._undo.append(watch_children(self, self._options, self._begin))
         original = os._exit
         self._undo.append(lambda: setattr(os, "_exit", original))
 
@@ -72,10 +74,9 @@ class Stage:
 
         def torch_is_here(_: ModuleType) -> None:
             from .patches import Patches
-            from .session import Session
             from .trainers import watch_trainers
 
-            self._session = session = Session(self._options)
+            self._session = session = self._begin(self._options)
             patches = Patches(session)
             patches.install()
             self._undo.append(patches.undo)
@@ -110,16 +111,29 @@ class Stage:
         )  # fmt: skip
 
 
-def run_program(program: Program, options: Options, *, report: Callable[[Outcome], None] = lambda _: None) -> Outcome:
+def _begin(options: Options) -> Session:
+    from .session import Session
+
+    return Session(options)
+
+
+def run_program(
+    program: Program,
+    options: Options,
+    *,
+    report: Callable[[Outcome], None] = lambda _: None,
+    begin: Begin | None = None,
+) -> Outcome:
     """Run a program as ``python`` would, under the guard. ``report`` hears the outcome even if it calls os._exit.
 
-    As with the interpreter, the program has ``sys.argv`` and is ``__main__`` from then on.
+    As with the interpreter, the program has ``sys.argv`` and is ``__main__`` from then on. ``begin`` makes another
+    session than the usual one; it is called once torch has been imported, and again in processes that are spawned.
     """
     program.check()
     options.check()
     if int(os.environ.get("RANK", "0")) == 0:
         options.check_folder()
-    stage = Stage(options, report)
+    stage = Stage(options, report, begin)
     stage.set_up()
     code, begun = 1, False
     try:

@@ -18,8 +18,8 @@ from ..errors import LockedError, NonFiniteError, UsageError
 from ..guard.ears import taken_off
 from ..guard.escort import Escort
 from ..guard.guard import guard_of
+from ..integrations.deliveries import Deliveries
 from .crew import Crew
-from .deliveries import Deliveries
 from .guards import Guards
 from .options import Options
 from .owners import parameters_of

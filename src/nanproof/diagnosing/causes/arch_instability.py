@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cause import Cause, Exclusion, Remedy
 from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, number, onset, pro, value
-from ..signs import AT_ONCE, BACK_TO_NORMAL, IN_SOME_BATCHES, LARGE_RUN
+from ..signs import AT_ONCE, BACK_TO_NORMAL, FP16, IN_SOME_BATCHES, LARGE_RUN
 
 CAUSE = Cause(
     name="arch-instability",
@@ -29,6 +29,7 @@ less gradient into the embedding.""",
         ),
         pro(POINTS, about("initialisation"), "depth, width or initialisation are spoken of"),
         pro(SUGGESTS, flag("activation-norm-drift"), "activation norms drift upwards"),
+        pro(NAMES, flag("activation-explosion"), "activations grow by orders of magnitude", unless=FP16),
         pro(
             HINTS,
             flag("grad-norm-drift", "grad-explosion", "loss-explodes-before-nan", "slow-divergence", "late-nan"),

@@ -37,6 +37,12 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
             "a leap just before NaN in fp16",
             unless=BACK_TO_NORMAL,
         ),
+        pro(
+            SUGGESTS,
+            flag("activation-near-fp16-max"),
+            "activations were near the end of fp16's range",
+            unless=WIDE,
+        ),
         pro(SUGGESTS, both(FP16, flag("nan-in-preprocessing")), "an encoder run in fp16 gives NaN"),
         pro(
             POINTS,
@@ -60,7 +66,12 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
         con(POINTS, flag("fp32-also-nan"), "it is NaN in fp32 too"),
         con(SUGGESTS, BACK_TO_NORMAL, "it recovers, as it does when a scaler skips a step"),
         con(HINTS, both(ONE_STEP, value("weights", "fp16")), "the first forward pass was finite"),
-        con(SUGGESTS, flag("loss-scale-collapse"), "the loss scale had already collapsed"),
+        con(
+            SUGGESTS,
+            flag("loss-scale-collapse"),
+            "the loss scale had already collapsed",
+            unless=flag("scale-fell-after-nan"),
+        ),
         con(
             SUGGESTS,
             either(flag("only-with-padding", "intermittent-nan"), onset("data-dependent")),

@@ -15,7 +15,12 @@ without learning, and small gradients underflow. Behind it stands growth of acti
 no scale can cure; restarting gains some steps and no more.""",
     share=3.0,
     clues=(
-        pro(NAMES, flag("loss-scale-collapse"), "the loss scale fell to its minimum"),
+        pro(
+            NAMES,
+            flag("loss-scale-collapse"),
+            "the loss scale fell to its minimum",
+            unless=flag("scale-fell-after-nan"),
+        ),
         pro(
             POINTS,
             about("minimum-scale"),
@@ -31,6 +36,7 @@ no scale can cure; restarting gains some steps and no more.""",
             flag("loss-scale-halving-sparse", "loss-scale-halving-at-start"),
             "halving at the start or now and then is ordinary",
         ),
+        con(SUGGESTS, flag("scale-fell-after-nan"), "the loss was NaN before: the scale fell because of it"),
         con(SUGGESTS, BACK_TO_NORMAL, "it recovers"),
         con(NAMES, WIDE, "bf16 and fp32 train without a loss scale"),
         con(HINTS, onset("step1"), "a scale needs some steps to collapse"),

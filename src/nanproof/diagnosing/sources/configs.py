@@ -55,11 +55,12 @@ class Config:
         return value if value is not None and value.number is not None else None
 
 
-def find_configs(paths: Sequence[Path], root: Path) -> list[Config]:
+def find_configs(paths: Sequence[Path], root: Path, runs: Sequence[Path] = ()) -> list[Config]:
     """The files that set something about training; the others are passed over.
 
     A project may keep a config for each of its experiments: of more than two of a kind (the project's own, Python,
-    accelerate's, DeepSpeed's, launch scripts) only the newest is taken.
+    accelerate's, DeepSpeed's, launch scripts) those that lie in ``runs``, the folders of the logs, are taken, for they
+    were written down with the run; without such a one, only the newest.
     """
     found: list[Config] = []
     for path in sorted(paths, key=lambda p: (len(p.parts), str(p)))[:MAX_CONFIGS]:
@@ -70,14 +71,15 @@ def find_configs(paths: Sequence[Path], root: Path) -> list[Config]:
     kinds: dict[str, list[Config]] = {}
     for config in found:
         kinds.setdefault(config.kind, []).append(config)
-    taken = [c for group in kinds.values() for c in _newest(group)]
+    taken = [c for group in kinds.values() for c in _of_the_run(group, runs)]
     return [c for c in found if c in taken]
 
 
-def _newest(group: list[Config]) -> list[Config]:
+def _of_the_run(group: list[Config], runs: Sequence[Path]) -> list[Config]:
     if len(group) <= FEW:
         return group
-    return sorted(group, key=lambda c: c.path.stat().st_mtime)[-1:]
+    own = [c for c in group if c.path.parent in runs]
+    return own[:FEW] or sorted(group, key=lambda c: c.path.stat().st_mtime)[-1:]
 
 
 def _settings(path: Path) -> Settings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from .environment import NAMES
 MAX_FILES = 20_000
 MAX_DEPTH = 8
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages", "venv", "env"})
+# what a run found out is no setting of it: result.json, all_results.json, eval_metrics.json
+_RESULTS = re.compile(r"(.*[_-])?(results?|metrics|scores|summary)\.json", re.IGNORECASE)
 SOUGHT = (
     "logs (text, JSON lines, CSV, trainer_state.json, TensorBoard, W&B, MLflow, Trackio), configs (YAML, JSON, TOML, "
     "Python, launch scripts), checkpoints, incidents of guarded runs, Python code, pip freeze or nvidia-smi"
@@ -70,9 +73,10 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
 
 
 def _may_be_config(file: Path, other: set[Path]) -> bool:
-    """By its ending; logs, and what lies inside of a checkpoint or a run folder, describe something else."""
+    """By its ending; logs, results, and what lies inside of a checkpoint or a run folder, describe something else."""
     return (
         file.suffix.lower() in SUFFIXES
+        and not _RESULTS.fullmatch(file.name)
         and "incidents" not in file.parts[-3:-1]
         and file not in other
         and not any(folder in other for folder in file.parents)

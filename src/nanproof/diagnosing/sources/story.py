@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
+from ...floats import format_of
 from ...logs import Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.timeline import Timeline
@@ -26,10 +28,15 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     yield from (fact(f, m) for f, m in _broken(series, story, each_step))
     yield from (fact(f, m) for f, m in _before(story))
     yield from (fact(f, m) for f, m in _spikes(story))
-    yield from (fact(f, m) for f, m in _scale(story))
+    yield from (fact(f, m) for f, m in _scale(series, story))
+    if scaled := _loss_scale(series):
+        yield Fact(name="precision", value="fp16", where=name, words=scaled)
     yield from (fact(f, words=w) for f, w in _resumes(story))
     yield from (fact(f, words=w) for f, w in _norms(series))
-    if _sudden(series, story):
+    grown = list(_activations(series))
+    yield from (fact("activation-explosion", words=w) for w in grown)
+    yield from (fact("activation-near-fp16-max", words=w) for w in _near_the_end_of_fp16(series))
+    if _sudden(series, story) and not grown:
         words = "loss and gradient norm keep their level up to the break"
         yield Fact(name="loss-explodes-before-nan", value=False, where=name, words=words)
     onset = _onset(series, story, each_step)
@@ -43,6 +50,9 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
         yield from (f for f in read_text(column.replace("_", " ").replace("/", " "), where=name) if f.value in _KINDS)
 
 
+NEAR = 1 / 16  # sums inside of a convolution or a matrix product are larger than what is logged
+GROWTH = 1000.0  # healthy activations settle; what grows a thousandfold goes on growing
+_INSIDE = re.compile(r"(?i)activation|logit|hidden|residual|stream|attention.?score")
 _KINDS = ("ctc", "box-loss", "variational", "adversarial", "experts", "rlhf")
 _LOSS, _NORM = ("loss", "component"), "grad_norm"
 
@@ -132,14 +142,27 @@ def _spikes(story: Timeline) -> Iterator[tuple[str, Told]]:
             yield "irregular-spikes", spikes[-1]
 
 
-def _scale(story: Timeline) -> Iterator[tuple[str, Told]]:
+def _scale(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
+    """What the loss scale did; a loss that is NaN by itself brings every scale down, and none cures it."""
     kinds = {"scale-collapse": "loss-scale-collapse", "scale-search": "loss-scale-halving-at-start"}
+    broken = [m for m in story.of("nonfinite") if series.loss is not None and m.column == series.loss.name]
     for moment in story.of("scale-collapse", "scale-search"):
         yield kinds[moment.kind], moment
+        if moment.kind == "scale-collapse" and broken and broken[0].row <= moment.row:
+            yield "scale-fell-after-nan", broken[0]
     for moment in story.of("scale-fall"):
         span = max(1, (story.last_step or 0) - (story.first_step or 0))
         if moment.numbers["falls"] <= max(3, span / 300):
             yield "loss-scale-halving-sparse", moment
+
+
+def _loss_scale(series: Series) -> str:
+    """bf16 and fp32 need no loss scale, and trainers that log one nevertheless log 1."""
+    for column in series.columns.values():
+        values = column.values[~column.bad]
+        if column.role == "loss_scale" and len(values) and float(values.max()) > 1:
+            return f"a loss scale of {float(values.max()):g} is logged, which only fp16 needs"
+    return ""
 
 
 def _resumes(story: Timeline) -> Iterator[tuple[str, str]]:
@@ -186,6 +209,29 @@ def _norms(series: Series) -> Iterator[tuple[str, str]]:
     if quarters[0] > 0 and all(b > 1.3 * a for a, b in pairwise(quarters)):
         shown = ", ".join(f"{q:.3g}" for q in quarters)
         yield "grad-norm-drift", f"the median of {norm.name} by quarter of the run: {shown}"
+
+
+def _inside(series: Series) -> Iterator[tuple[str, float, float]]:
+    """Logged activations, logits or streams: name, first value, and what it was about at the end."""
+    for column in series.columns.values():
+        values = column.values[~column.bad]
+        if column.role == "other" and _INSIDE.search(column.name) and len(values) >= 12:
+            yield column.name, abs(float(values[0])), float(np.median(np.abs(values[-len(values) // 4 :])))
+
+
+def _activations(series: Series) -> Iterator[str]:
+    """Those that grew by orders of magnitude."""
+    for name, first, last in _inside(series):
+        if 0 < GROWTH * first < last:
+            yield f"{name} grew from {first:.3g} to about {last:.3g} while it was finite"
+
+
+def _near_the_end_of_fp16(series: Series) -> Iterator[str]:
+    """Those that would need only a few doublings more to leave fp16's range."""
+    largest = format_of("float16").max
+    for name, _, last in _inside(series):
+        if NEAR * largest < last <= largest:
+            yield f"{name} was about {last:,.0f} while it was finite; fp16 ends at {largest:,.0f}"
 
 
 def _onset(series: Series, story: Timeline, each_step: bool) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import signal
@@ -23,6 +24,12 @@ GRACE = 20.0  # seconds between asking a process to end and ending it
 POLL = 0.5
 
 Tell = Callable[[str], None]
+_OURS = {
+    "python": [sys.executable], "python3": [sys.executable], "nanproof": [sys.executable, "-m", "nanproof"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+}  # fmt: skip
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_ON_DEATH = 1  # prctl: the signal for when the parent dies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +49,8 @@ def words_of(plan: Plan, stage: Stage, extra: Mapping[str, str], run_dir: Path) 
     words = shlex.split(stage.command)
     for mark, text in filled.items():
         words = [w.replace(mark, text) for w in words]
-    if words[0] in ("python", "python3"):
-        words[0] = sys.executable
+    # the interpreter that runs this, and what is installed there
+    words[:1] = _OURS.get(words[0], words[:1])
     for key, value in {**stage.set, **extra}.items():
         words += [f"{key}={value}"] if plan.style == "dotted" else [f"--{key}", value]
     return words
@@ -62,7 +69,7 @@ def attempt(
         try:
             process = subprocess.Popen(
                 words, cwd=plan.folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=_end_with_parent if _LIBC is not None else None,
             )  # fmt: skip
         except OSError as error:
             raise UsageError(
@@ -72,6 +79,12 @@ def attempt(
     series, incidents = _series(log, run_dir), _incidents(log, run_dir)
     complaint = f"exit code {code}, see {run_dir / OUTPUT}" if code not in (0, None) else ""
     return Ended(code=code, series=series, incidents=incidents, complaint=complaint)
+
+
+def _end_with_parent() -> None:
+    """In the child: a roll-out that is killed must not leave a training behind that the next one runs into."""
+    assert _LIBC is not None
+    _LIBC.prctl(_ON_DEATH, signal.SIGTERM)
 
 
 def _wait(process: subprocess.Popen[bytes], stage: Stage, log: Path, run_dir: Path, tell: Tell) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -91,7 +92,7 @@ def _gates(data: Any, where: str, steps: int | None) -> Gates:
     return Gates(
         incidents=_number(given.get("incidents", 0), f"incidents of {where}", int, lowest=0), loss=loss,
         loss_below=_target(given.get("loss_below"), where, steps), grad_norm=band,
-        watch=tuple(_limit(w, where) for w in _list(given.get("watch"))),
+        watch=_limits(given.get("watch"), where),
     )  # fmt: skip
 
 
@@ -109,6 +110,15 @@ def _target(data: Any, where: str, steps: int | None) -> Target | None:
             hint="lower by, or raise steps",
         )
     return Target(value=value, by=by)
+
+
+def _limits(data: Any, where: str) -> tuple[Limit, ...]:
+    limits = tuple(_limit(w, where) for w in _list(data))
+    for a, b in itertools.permutations(limits, 2):
+        closed = a.sign == "<=" and b.sign == ">=" and a.value == b.value  # exactly one value is left
+        if a.name == b.name and a.sign[0] == "<" and b.sign[0] == ">" and a.value <= b.value and not closed:
+            raise UsageError(f"gates {a} and {b} of {where} can never both open", hint="look at the two numbers")
+    return limits
 
 
 def _limit(text: Any, where: str) -> Limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ...errors import UsageError
@@ -9,18 +10,24 @@ from ...errors import UsageError
 _SCRIPTS = ("train.py", "main.py", "run.py", "src/train.py", "scripts/train.py", "tools/train.py")
 
 
+# how a script takes a learning rate: as --lr 1e-4 (argparse, click, typer …), or as lr=1e-4 (Hydra, OmegaConf)
+_FLAG = re.compile(r"""["']--((?:learning[-_]rate|lr))["']""")
+_DOTTED = re.compile(r"\bhydra\b|OmegaConf\.from_(?:cli|dotlist)")
+
+
 def first_plan(folder: Path, script: str | None = None, processes: int = 2) -> str:
     """The text of a plan: one process briefly, one for longer, two, and then as many as given."""
     script = script or next((s for s in _SCRIPTS if (folder / s).is_file()), None)
     if script is None:
         raise UsageError(f"no training script was found in {folder}", hint="name it: nanproof rollout --init train.py")
+    style, rate = _overrides(folder / script)
     counts = sorted({1, min(2, processes), processes})
     stages = [("smoke", 1, 100, 10), *((f"1 × {n}", n, 1000, 60) for n in counts)]
     lines = [
         f"# A roll-out of {script}: each stage must pass its gates before the next one starts.",
         "# {run_dir} is the stage's own folder. Run it with: nanproof rollout plan.yaml",
         f"name: {Path(script).stem}",
-        "overrides: dotted   # how set: reaches the script: key=value; flags would be --key value",
+        f"overrides: {style}   # how set: reaches the script: dotted is key=value, flags is --key value",
         "stages:",
     ]
     for name, count, steps, minutes in stages:
@@ -36,6 +43,17 @@ def first_plan(folder: Path, script: str | None = None, processes: int = 2) -> s
             "      loss: falling",
             "      grad_norm: [1.0e-6, 100]",
         ]
-        if name != "smoke":
-            lines += ["    on_fail: {set: {optimizer.lr: 5.0e-5}, retry: 1}"]
+        if name != "smoke" and rate is not None:
+            lines += [f"    on_fail: {{set: {{{rate}: 5.0e-5}}, retry: 1}}"]
+        elif name != "smoke":
+            lines += ["    # on_fail: {set: {lr: 5.0e-5}, retry: 1}   # if the script takes a learning rate"]
     return "\n".join(lines) + "\n"
+
+
+def _overrides(script: Path) -> tuple[str, str | None]:
+    """How a script takes settings, and what it calls its learning rate, if that can be seen in its text."""
+    text = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
+    flag = _FLAG.search(text)
+    if flag is not None:
+        return "flags", flag[1]
+    return "dotted", "optimizer.lr" if _DOTTED.search(text) else None

@@ -30,6 +30,8 @@ class Chance:
 
     level: float | None = None
     why: str = ""
+    summed: bool = False
+    """Whether the loss function adds up, so that this is chance only if the step divides by the number of items."""
 
     @property
     def words(self) -> str:
@@ -66,19 +68,23 @@ class _Watch(TorchFunctionMode):
 def _level(func: Any, args: Any, kwargs: dict[str, Any]) -> Chance | None:
     if func not in _CLASSES and func not in _BINARY and func is not F.mse_loss:
         return None
-    if kwargs.get("reduction", "mean") != "mean":
+    reduction = kwargs.get("reduction", "mean")
+    if reduction not in ("mean", "sum"):
         return None
+    summed = reduction == "sum"
     given = args[0] if args else kwargs.get("input")
     target = args[1] if len(args) > 1 else kwargs.get("target")
     if not isinstance(given, Tensor) or not isinstance(target, Tensor):
         return None
     if func in _CLASSES:
         classes = given.shape[1] if given.ndim > 1 else given.shape[0]
-        return Chance(level=math.log(classes), why=f"ln {classes:,}") if classes > 1 else None
+        return Chance(level=math.log(classes), why=f"ln {classes:,}", summed=summed) if classes > 1 else None
     if func in _BINARY:
-        return Chance(level=math.log(2), why="ln 2")
+        return Chance(level=math.log(2), why="ln 2", summed=summed)
     spread = float(target.detach().double().var(correction=0)) if target.numel() > 1 else 0.0  # host sync: once
-    return Chance(level=spread, why="the variance of the target") if math.isfinite(spread) and spread > 0 else None
+    if not math.isfinite(spread) or spread <= 0:
+        return None
+    return Chance(level=spread, why="the variance of the target", summed=summed)
 
 
 @contextmanager

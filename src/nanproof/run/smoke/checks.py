@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,7 @@ Result = Literal["PASS", "FAIL", "NOTE"]
 ROOM = 4.0  # an output within this factor of its format's maximum is about to overflow
 NORMS = (1e-10, 1e4)
 JUMP = 100.0  # a gradient norm this many times the median of the others is out of band
+SCATTER = 1.5  # losses of different batches rise when their last third lies this many deviations above the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +40,9 @@ class SmokeReport:
 
 
 def judge(trial: Trial) -> SmokeReport:
-    """Every check on one trial."""
-    return SmokeReport(checks=tuple(c for check in CHECKS if (c := check(trial)) is not None), trial=trial)
+    """Every check on one trial; of a training that made no step only those that need none."""
+    asked = CHECKS if trial.losses else (*((parameters_finite,) if trial.bad_at_start else ()), all_steps, not_seen)
+    return SmokeReport(checks=tuple(c for check in asked if (c := check(trial)) is not None), trial=trial)
 
 
 def _said(name: str, good: bool, reason: str) -> Check:
@@ -56,7 +59,7 @@ def loss_finite(t: Trial) -> Check:
     told = f"{t.losses[0]:.4g} in the first step" + (
         f", {t.losses[-1]:.4g} after {len(t.losses) - 1}" if t.losses[1:] else ""
     )
-    return _said("loss finite", not bad, f"{t.losses[bad[0]]} in step {bad[0]}" if bad else told)
+    return _said("loss finite", not bad, f"{t.losses[bad[0]]} in step {bad[0] + 1}" if bad else told)
 
 
 def loss_at_chance(t: Trial) -> Check | None:
@@ -68,6 +71,8 @@ def loss_at_chance(t: Trial) -> Check | None:
     limit = 2 * t.chance.level + 0.5
     told = f"first loss {t.losses[0]:.4g}, {t.chance.words}"
     good = t.losses[0] <= limit
+    if t.chance.summed and not good:
+        return Check(name="chance level", result="NOTE", reason=f"{told} for a mean, and the loss function adds up")
     return _said(
         "chance level", good, told if good else f"{told}: worse than guessing, look at the scale of the output"
     )
@@ -92,12 +97,13 @@ def norms_in_band(t: Trial) -> Check | None:
     finite = sorted(v for v in t.norms if math.isfinite(v))
     if len(finite) < len(t.norms) or not finite:
         bad = next((i for i, v in enumerate(t.norms) if not math.isfinite(v)), 0)
-        return _said("gradient norms", False, f"{t.norms[bad]} in step {bad}")
+        return _said("gradient norms", False, f"{t.norms[bad]} in step {bad + 1}")
     low, high, middle = finite[0], finite[-1], finite[len(finite) // 2]
     told = f"{low:.3g} to {high:.3g}"
     if high > NORMS[1] or high < NORMS[0]:
         return _said("gradient norms", False, f"{told}: outside {NORMS[0]:g} to {NORMS[1]:g}")
-    return _said("gradient norms", high <= JUMP * max(middle, NORMS[0]), told)
+    # parts that take turns have norms of their own
+    return _said("gradient norms", bool(t.turns) or high <= JUMP * max(middle, NORMS[0]), told)
 
 
 def loss_falls(t: Trial) -> Check | None:
@@ -106,7 +112,14 @@ def loss_falls(t: Trial) -> Check | None:
     third = max(1, len(t.losses) // 3)
     first, last = sum(t.losses[:third]) / third, sum(t.losses[-third:]) / third
     told = f"{first:.4g} → {last:.4g} over {len(t.losses) - 1} steps"
-    return _said("loss falls", last < first, told if last < first else f"{told}: nothing was learnt")
+    if t.turns:
+        told = f"{' and '.join(t.turns)} take turns, each with its own loss: nobody knows which should fall"
+        return Check(name="loss falls", result="NOTE", reason=told)
+    if last < first:
+        return _said("loss falls", True, told)
+    if not t.same_batch and (third < 3 or last - first < SCATTER * statistics.pstdev(t.losses)):
+        return Check(name="loss falls", result="NOTE", reason=f"{told}, within the scatter of batches: try more steps")
+    return _said("loss falls", False, f"{told}: nothing was learnt" if t.same_batch else f"{told}: it rises")
 
 
 def parameters_move(t: Trial) -> Check | None:
@@ -128,7 +141,7 @@ def effective_precision(t: Trial) -> Check | None:
     counts: dict[str, int] = {}
     for layer in t.layers:
         counts[layer.output] = counts.get(layer.output, 0) + 1
-    told = ", ".join(f"{n} layers compute in {dtype}" for dtype, n in sorted(counts.items(), key=lambda c: -c[1]))
+    told = "layers compute in " + ", ".join(f"{d} ({n})" for d, n in sorted(counts.items(), key=lambda c: -c[1]))
     halves = [x for x in t.layers if x.weight == "float16"]
     if halves and t.eps is not None and "Adam" in t.optimizer and t.eps < format_of("fp16").smallest_subnormal:
         why = f"{told}; weights are float16, where {t.optimizer}'s eps {t.eps:g} rounds to 0: 0/0 in the first step"
@@ -158,10 +171,19 @@ def watched(t: Trial) -> Check | None:
 
 
 def all_steps(t: Trial) -> Check | None:
-    return Check(name="steps", result="NOTE", reason=t.stopped) if t.stopped else None
+    if t.stopped:
+        return _said("steps", False, t.stopped)
+    overflows = f"a GradScaler left {t.overflows} steps out, looking for its scale" if t.overflows else ""
+    told = "; ".join(words for words in (t.short, overflows) if words)
+    return Check(name="steps", result="NOTE", reason=told) if told else None
+
+
+def not_seen(t: Trial) -> Check | None:
+    told = "; ".join(f"{what}: {why}" for what, why in t.not_seen.items())
+    return Check(name="not seen", result="NOTE", reason=told) if told else None
 
 
 CHECKS: tuple[Callable[[Trial], Check | None], ...] = (
     parameters_finite, loss_finite, loss_at_chance, gradients_finite, gradients_reach, norms_in_band, loss_falls,
-    parameters_move, effective_precision, headroom, watched, all_steps,
+    parameters_move, effective_precision, headroom, watched, all_steps, not_seen,
 )  # fmt: skip

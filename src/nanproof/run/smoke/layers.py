@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,11 +33,13 @@ class Layer:
 
 
 @contextmanager
-def watch_layers(model: nn.Module) -> Iterator[dict[str, Layer]]:
+def watch_layers(model: nn.Module, listening: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Layer]]:
     """Measure every innermost layer that runs inside the block; the largest output of several calls counts."""
     found: dict[str, Layer] = {}
 
     def look(name: str, module: nn.Module, output: object) -> None:
+        if not listening():
+            return
         tensors = [t for _, t in tensors_in(output) if t.is_floating_point() and t.numel() and not t.is_meta]
         if not tensors:
             return

@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import UsageError
 from ...locating.replay import run_step
-from ...tensors import is_finite, nonfinite
+from ...tensors import nonfinite
 from .chance import watch_chance
 from .checks import SmokeReport, judge
 from .layers import watch_layers
+from .measures import copy_of, largest_in, relative_change, without_gradient, zero_share
 from .trial import Trial
 
 
@@ -50,8 +51,8 @@ def _train(
     trained = {n: p for n, p in named.items() if p.requires_grad}
     bad = tuple(str(f) for n, t in [*named.items(), *model.named_buffers()] if (f := nonfinite(n, t)))
     watched = {n: p for n, p in named.items() if any(fnmatch.fnmatchcase(n, w) for w in watch)}
-    before = {n: _size(p) for n, p in watched.items()}
-    start = {n: p.detach().clone() for n, p in trained.items()}
+    before = {n: largest_in(p) for n, p in watched.items()}
+    start = {n: copy_of(p) for n, p in trained.items()}
     optimizer = optimizer or torch.optim.AdamW(list(trained.values()))
     losses: list[float] = []
     norms: list[float] = []
@@ -61,8 +62,7 @@ def _train(
     bad_gradients = tuple(
         str(f) for n, p in trained.items() if p.grad is not None and (f := nonfinite(f"gradient of {n}", p.grad))
     )
-    missing = tuple(n for n, p in trained.items() if p.grad is None or not bool((p.grad != 0).any()))
-    zeros = _zero_share(trained)
+    missing, zeros = tuple(without_gradient(trained)), zero_share(trained)
     norms.append(_norm(trained))
     stopped = ""
     for n in range(steps):
@@ -72,14 +72,14 @@ def _train(
         optimizer.step()
         _backward(optimizer, step, losses)
         norms.append(_norm(trained))
-    moved = {n: _relative(p, start[n]) for n, p in trained.items()} if losses[1:] else {}
+    moved = {n: relative_change(p, start[n]) for n, p in trained.items()} if losses[1:] else {}
     return Trial(
         losses=tuple(losses), norms=tuple(norms), chance=chance, layers=tuple(layers.values()), bad_at_start=bad,
         bad_gradients=bad_gradients, without_gradient=missing, unmoved=tuple(n for n, m in moved.items() if m == 0),
         largest_move=max(moved.values(), default=0.0), zero_gradients=zeros, optimizer=type(optimizer).__name__,
         eps=optimizer.defaults.get("eps"), parameters=sum(p.numel() for p in named.values()),
         trainable=sum(p.numel() for p in trained.values()),
-        watched={n: (before[n], _size(p)) for n, p in watched.items()}, stopped=stopped,
+        watched={n: (before[n], largest_in(p)) for n, p in watched.items()}, stopped=stopped,
     )  # fmt: skip
 
 
@@ -95,20 +95,3 @@ def _backward(optimizer: torch.optim.Optimizer, step: Callable[[], Any], losses:
 def _norm(trained: Mapping[str, nn.Parameter]) -> float:
     grads = [p.grad.double() for p in trained.values() if p.grad is not None]
     return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
-
-
-def _relative(now: Tensor, start: Tensor) -> float:
-    size = float(start.double().norm())
-    change = float((now.detach().double() - start.double()).norm())
-    return change / size if size > 0 else change
-
-
-def _size(tensor: Tensor) -> float:
-    return float(tensor.detach().double().abs().max()) if tensor.numel() and is_finite(tensor) else math.nan
-
-
-def _zero_share(trained: Mapping[str, nn.Parameter]) -> float:
-    """Half gradients that were rounded to zero; in full precision a zero gradient says something else."""
-    half = [p.grad for p in trained.values() if p.grad is not None and p.grad.dtype == torch.float16]
-    count = sum(g.numel() for g in half)
-    return sum(int((g == 0).sum()) for g in half) / count if count else 0.0

@@ -34,6 +34,15 @@ class Trial:
     watched: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Largest magnitude of the named parameters, before and after."""
     same_batch: bool = True
+    """Whether every step had the same data, so that a loss that does not fall says something."""
+    turns: tuple[str, ...] = ()
+    """The parts whose optimizers take turns, each with a loss of its own; empty when there is one loss."""
     scaler: bool = False
+    overflows: int = 0
+    """Steps that a GradScaler left out while it looked for its scale."""
     stopped: str = ""
-    """Why fewer steps ran than were asked for."""
+    """What went wrong so that fewer steps ran than were asked for."""
+    short: str = ""
+    """Why fewer steps ran, when nothing went wrong."""
+    not_seen: Mapping[str, str] = field(default_factory=dict)
+    """What of a script could not be watched, by name, and why."""

@@ -1,15 +1,16 @@
-"""The batches that the script's loaders handed out last, and which samples they were."""
+"""The batches that loaders handed out last, and which samples they were."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..guard.feed import Delivered
 from ..tensors import tensors_in
 
+T = TypeVar("T")
 KEPT, KEPT_BYTES = 8, 256 << 20
 
 
@@ -19,7 +20,7 @@ class Deliveries:
     >>> deliveries = Deliveries()
     >>> class Loader: pass
     >>> loader = Loader()
-    >>> deliveries.asked(loader, [4, 5, 6, 7]); deliveries.handed_out(loader, "batch")
+    >>> _ = deliveries.asked(loader, [4, 5, 6, 7]); deliveries.handed_out(loader, "batch")
     >>> [d.about for d in deliveries.recent()]
     ['batch 0 of its loader, samples 4–7']
     """
@@ -29,9 +30,15 @@ class Deliveries:
         self._asked: WeakKeyDictionary[Any, deque[Any]] = WeakKeyDictionary()
         self._counts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-    def asked(self, loader: Any, indices: Any) -> None:
-        """A loader's iterator has drawn the indices of a batch to come."""
+    def asked(self, loader: Any, indices: T) -> T:
+        """A loader's iterator has drawn the indices of a batch to come; they are given back."""
         self._asked.setdefault(loader, deque()).append(indices)
+        return indices
+
+    def pass_on(self, loader: Any, batch: T) -> T:
+        """A batch on its way from the loader's iterator to the loop."""
+        self.handed_out(loader, batch)
+        return batch
 
     def handed_out(self, loader: Any, batch: Any) -> None:
         """It has handed a batch out: the one whose indices it drew first."""

@@ -1,0 +1,219 @@
+"""LoRA fine-tuning in miniature: float16 is dead from the first step, whoever asked for it; a wide range answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanproof import diagnose, locate
+from nanproof.cases.catalogue import find
+from nanproof.cases.lora_sft import base, task
+from nanproof.cases.lora_sft.train import FOLDER
+from nanproof.cases.result import Result, read_result
+from nanproof.files import read_jsonl
+
+MODULE = "nanproof.cases.lora_sft.train"
+CASE = find("lora-sft")
+SMALL = "model.pretrain_steps=60"
+SEVERAL = """
+import sys
+from pathlib import Path
+import torch
+from accelerate.state import AcceleratorState
+from nanproof.cases.lora_sft.train import FOLDER, train
+from nanproof.cases.program import Job
+from nanproof.cases.ranks import Ranks
+from nanproof.cases.settings import load
+
+torch.set_num_threads(1)
+cpu = torch.device("cpu")
+for line in sys.stdin.read().splitlines():
+    out, seed, *overrides = line.split()
+    cfg = load(FOLDER / "configs", "original", overrides)
+    torch.manual_seed(int(seed))
+    train(Job(case="lora-sft", config="original", cfg=cfg, seed=int(seed), steps=3, device=cpu, out=Path(out),
+              resume=None, ranks=Ranks(cpu)))
+    AcceleratorState._reset_state(True)
+"""
+TRAINING = {
+    "fp16": ("training.fp16=true",),
+    "bf16": ("training.fp16=false", "training.bf16=true"),
+    "fp32": ("training.fp16=false",),
+}
+
+
+def run(words: list[str], folder: Path, *, expect: int = 0, given: str = "") -> str:
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], env=env, cwd=folder, capture_output=True, text=True, timeout=900, input=given
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose runs share one base model; the original has been here, and died."""
+    folder = tmp_path_factory.mktemp("lora")
+    run(["-m", MODULE, "--out", "runs/original", "--steps", "5", "training.save_every=5"], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, list[dict[str, Any]]]]:
+    """Three steps each of: the matrix of load and training, other seeds, and float16 adapters on a tame base model."""
+    folder = tmp_path_factory.mktemp("several")
+    lines = {f"seed-{seed}": (str(seed),) for seed in (1, 2)}
+    for load in ("float16", "bfloat16", "float32"):
+        for name, switches in TRAINING.items():
+            lines[f"{load}-{name}"] = ("0", f"model.load_dtype={load}", *switches)
+    tame = ("0", "model.massive_activations=false", "training.fp16=false")
+    lines["half-adapters"] = (*tame, "lora.float32_adapters=false")
+    lines["float32-adapters"] = tame
+    run(["-c", SEVERAL], folder, given="\n".join(" ".join((n, *words, SMALL)) for n, words in lines.items()))
+    return {n: (read_result(folder / n), list(read_jsonl(folder / n / "training_log.jsonl"))) for n in lines}
+
+
+@pytest.mark.slow
+def test_the_original_is_dead_from_its_first_line(root: Path) -> None:
+    result = read_result(root / "runs" / "original")
+    log = list(read_jsonl(root / "runs" / "original" / "training_log.jsonl"))
+    assert [(line["loss"], line["grad_norm"], line["skipped"]) for line in log] == [(0.0, "NaN", True)] * 5
+    assert (result.outcome, result.first_bad_step, result.value) == ("died", CASE.within, 0.0)
+    assert result.bad_parameters == 0  # the scaler has left every step out
+    run(["-m", "nanproof", "scan", "runs/original/checkpoints"], root)
+
+
+@pytest.mark.slow
+def test_the_wreck_is_diagnosed_from_its_folder(root: Path) -> None:
+    found = diagnose(root / "runs" / "original")
+    assert found.causes[0].name == CASE.cause
+    assert any("hidden by the Trainer's logging_nan_inf_filter" in m.what for m in found.timeline)
+    assert any("weights float16, computing in float16" in x.found for x in found.checklist if x.what == "precision")
+
+
+@pytest.mark.slow
+def test_the_guarded_original_stops_and_says_where(root: Path) -> None:
+    run(["-m", "nanproof", "run", "--run-dir", "guard", "-m", MODULE, "--out", "runs/guarded"], root, expect=66)
+    incident = min((root / "guard" / "incidents").iterdir())
+    place = json.loads((incident / "incident.json").read_text())["location"]
+    assert place["mechanism"] == CASE.mechanism
+    assert ".layers.0.mlp." in place["module"]
+    assert "float16" in place["why"]
+    said = run(["-m", "nanproof", "locate", str(incident), "--step", CASE.step], root, expect=1)
+    assert "verified: without this operation the step is finite" in said
+    assert diagnose(root / "guard").causes[0].name == CASE.cause
+
+
+@pytest.mark.slow
+def test_the_stable_one_answers(root: Path) -> None:
+    said = run(["-m", MODULE, "--config-name", "stable", "--out", "runs/stable"], root)
+    result = read_result(root / "runs" / "stable")
+    assert "answer rate 1.00" in said
+    assert result.outcome == "trained", result
+    assert result.largest_activation > torch.finfo(torch.float16).max
+    log = list(read_jsonl(root / "runs" / "stable" / "training_log.jsonl"))
+    assert log[-1]["loss"] < log[0]["loss"] / 2
+
+
+@pytest.mark.slow
+def test_the_advised_one_learns_too(root: Path) -> None:
+    run(["-m", MODULE, "--config-name", "advised", "--out", "runs/advised", "--steps", "40"], root)
+    result = read_result(root / "runs" / "advised")
+    assert (result.first_bad_step, result.bad_parameters, result.skipped) == (None, 0, 0)
+    log = list(read_jsonl(root / "runs" / "advised" / "training_log.jsonl"))
+    assert log[-1]["loss"] < log[0]["loss"] / 2
+
+
+@pytest.mark.slow
+def test_a_smoke_test_before_the_run(root: Path) -> None:
+    """The stable one has one thing against it: massive activations make massive gradients, which training clips."""
+    said = run(["-m", "nanproof", "smoke", f"{MODULE}:smoke_original", "--steps", "3"], root, expect=1)
+    assert {"loss finite", "gradients finite", "headroom"} <= set(re.findall(r"FAIL  (\w+(?: \w+)?)", said))
+    said = run(["-m", "nanproof", "smoke", f"{MODULE}:smoke_stable", "--steps", "10"], root, expect=1)
+    assert re.findall(r"FAIL  (\w+ \w+)", said) == ["gradient norms"]
+    assert "PASS  loss falls" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_seed_does_not_matter(several: dict[str, tuple[Result, list[dict[str, Any]]]], seed: int) -> None:
+    _, log = several[f"seed-{seed}"]
+    assert [(line["loss"], line["grad_norm"]) for line in log] == [(0.0, "NaN")] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("loaded", ["float16", "bfloat16", "float32"])
+def test_the_matrix_of_load_and_training(
+    several: dict[str, tuple[Result, list[dict[str, Any]]]], loaded: str, training: str
+) -> None:
+    """Dead wherever something computes in float16: by autocast, or by the weights themselves without one."""
+    result, _ = several[f"{loaded}-{training}"]
+    dead = training == "fp16" or (loaded, training) == ("float16", "fp32")
+    assert (result.outcome == "died") is dead, result
+
+
+@pytest.mark.slow
+def test_adapters_in_float16_divide_zero_by_zero(several: dict[str, tuple[Result, list[dict[str, Any]]]]) -> None:
+    """Nothing overflows here: after one finite step Adam's eps of 1e-8, which is 0 in float16, makes NaN of them."""
+    result, log = several["half-adapters"]
+    assert (result.first_bad_step, log[0]["loss"] > 0, result.bad_parameters > 0) == (2, True, True)
+    assert several["float32-adapters"][0].first_bad_step is None
+
+
+def questions(tokenizer: Any) -> dict[str, Any]:
+    source = random.Random(1)
+    drawn = [task.draw_question(source) for _ in range(8)]
+    return task.collate(tokenizer, [task.encode(tokenizer, q, q.tagged) for q in drawn])
+
+
+@pytest.mark.slow
+def test_the_overflow_is_located_in_the_first_mlp() -> None:
+    tokenizer = task.make_tokenizer()
+    model = base.pretrain(tokenizer, 60)
+    base.make_massive(model)
+    found = locate(lambda model, batch: model(**batch).loss, model=model.half(), batch=questions(tokenizer))
+    assert found.mechanism == "range-overflow"
+    assert found.module.startswith("model.layers.0.mlp")
+    assert "float16" in found.why
+
+
+def test_the_massive_activations_leave_the_function_as_it_is() -> None:
+    tokenizer = task.make_tokenizer()
+    plain, massive = base.pretrain(tokenizer, 3), base.pretrain(tokenizer, 3)
+    base.make_massive(massive)
+    batch = questions(tokenizer)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(massive.to(dtype)(**batch).logits, plain.to(dtype)(**batch).logits)
+
+
+def test_the_tokenizer_gives_back_what_it_was_given() -> None:
+    tokenizer = task.make_tokenizer()
+    text = "99 km=m? <answer>99000</answer>"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_harden_proposes_bfloat16_for_all_of_it(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "code", ignore=shutil.ignore_patterns("__pycache__"))
+    facts = ["--fact", f"cause={CASE.cause}", "--fact", "gpu=A100"]
+    said = run(["-m", "nanproof", "harden", "code/configs/original.yaml", "--diff", *facts], tmp_path, expect=1)
+    changed = [line[1:].split("#")[0].split() for line in said.splitlines() if line.startswith("+ ")]
+    assert changed == [["load_dtype:", "bfloat16"], ["fp16:", "false"], ["bf16:", "true"]]
+
+
+def test_two_precisions_at_once_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    said = run(["-m", MODULE, "--out", "out", "training.bf16=true"], tmp_path, expect=2)
+    assert (
+        said.splitlines()[-1] == "error: fp16 and bf16 are both on. Next: switch one of them off: training.fp16=false"
+    )
