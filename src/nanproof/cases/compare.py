@@ -54,7 +54,7 @@ def variants_table(results: tuple[Result, ...]) -> Table:
         "steps survived": [f"{r.survived} of {r.steps}" for r in results],
         "steps left out": [str(r.skipped) for r in results],
         f"{metric} (chance {results[0].chance:.2f})": [f"{r.value:.3f}" for r in results],
-        "dead model": ["yes" if r.outcome == "dead" or r.bad_parameters else "no" for r in results],
+        "dead model": ["yes" if r.guessing or r.bad_parameters else "no" for r in results],
         "parameters, buffers not finite": [f"{r.bad_parameters}, {r.bad_buffers}" for r in results],
         "largest activation": [f"{r.largest_activation:.3g}" for r in results],
         "growth of activations": [f"{r.growth:.3g} ×" for r in results],

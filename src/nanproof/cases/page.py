@@ -22,7 +22,7 @@ def write_page(case: Case, found: Comparison, path: Path) -> None:
 
 def make_page(case: Case, found: Comparison) -> str:
     introduction = inspect.cleandoc(importlib.import_module(case.module).__doc__ or "")
-    ticks = "\n".join(f"- [x] **{r.number}** {r.wish}: `{r.shown_by}`" for r in case.requirements)
+    ticks = "\n".join(f"- [x] **{r.number}** {r.wish}: {_commands(r.shown_by)}" for r in case.requirements)
     here = f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, CPU, seed {found.seed}"
     return f"""# {case.name}
 
@@ -64,3 +64,7 @@ def _markdown(table: Table) -> str:
     names, rows = table
     lines = [names, tuple("---" for _ in names), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _commands(joined: str) -> str:
+    return "; ".join(f"`{command}`" for command in joined.split(" ; "))
