@@ -53,7 +53,7 @@ class Sweep:
         """Whether two codes were seen that differ; False makes a tensor worth a look for being constant."""
         self._probe = -1
         self._largest = 0
-        # one-byte formats are stored with scales and fill their range: the first test would nearly always be for nothing
+        # one-byte formats are stored with scales and fill their range: the first test would be for nothing
         self._exact = self._kernel.limits is None or self._kernel.unsigned.itemsize == 1
 
     @property
