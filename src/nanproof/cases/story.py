@@ -18,7 +18,7 @@ from .catalogue import Case
 Tell = Callable[[str], None]
 REPORT = "report.html"
 FIRST, LAST = 30, 8
-"""How many lines of a stage are shown; those between are kept, and counted on the screen."""
+"""How many lines of a training are shown; those between are kept, and counted on the screen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class Stage:
     words: tuple[str, ...]
     ends: tuple[int, ...] = (0,)
     """Exit codes that are right here: nanproof says with 1 that it found something."""
+    trains: bool = False
 
     @property
     def typed(self) -> str:
@@ -74,7 +75,9 @@ def stages(case: Case, out: Path, seed: int) -> Iterator[Stage]:
         named = ("--config-name", config, "--seed", str(seed), "--out", str(out / name))
         return (f"{case.module}.train", *named)
 
-    yield Stage(title="The original trains, unguarded, and dies", words=(*python, *program("original", "original")))
+    yield Stage(
+        title="The original trains, unguarded, and dies", words=(*python, *program("original", "original")), trains=True
+    )
     yield Stage(
         title="Which of its checkpoints is still good?",
         words=(*nanproof, "scan", str(out / "original" / "checkpoints")), ends=(0, 1),
@@ -84,6 +87,7 @@ def stages(case: Case, out: Path, seed: int) -> Iterator[Stage]:
     yield Stage(
         title="The same program again, unmodified, under the guard",
         words=(*nanproof, "run", "--run-dir", str(guard), "-m", *program("original", "guarded")), ends=(0, 66),
+        trains=True,
     )  # fmt: skip
     incident = min((guard / "incidents").iterdir())
     yield Stage(
@@ -99,7 +103,7 @@ def stages(case: Case, out: Path, seed: int) -> Iterator[Stage]:
         title="What the config should say instead",
         words=(*nanproof, "harden", str(code / "configs" / "original.yaml"), "--diff", *facts), ends=(0, 1),
     )  # fmt: skip
-    yield Stage(title="The stable variant trains", words=(*python, *program("stable", "stable")))
+    yield Stage(title="The stable variant trains", words=(*python, *program("stable", "stable")), trains=True)
     yield Stage(
         title="Both curves on one page",
         words=(*nanproof, "report", str(out / "original"), str(out / "stable"), "-o", str(out / REPORT)),
@@ -124,9 +128,9 @@ def run_stage(stage: Stage, tell: Tell) -> Told:
         assert child.stdout is not None
         for line in child.stdout:
             lines.append(line.rstrip("\n"))
-            if len(lines) <= FIRST:
+            if not stage.trains or len(lines) <= FIRST:
                 tell(f"   {lines[-1]}")
-    rest = lines[FIRST:]
+    rest = lines[FIRST:] if stage.trains else []
     if len(rest) > LAST:
         tell(f"   … {len(rest) - LAST} lines more …")
     for line in rest[-LAST:]:
