@@ -90,6 +90,8 @@ def _end_with_parent() -> None:
 def _wait(process: subprocess.Popen[bytes], stage: Stage, log: Path, run_dir: Path, tell: Tell) -> int | None:
     """Wait until the process ends or its stage is over; None when it was ended from here."""
     deadline = time.monotonic() + 60 * stage.minutes
+    # a command that was told its steps ends by itself, after its last save and evaluation
+    last = None if "{steps}" in stage.command else stage.steps
     try:
         while True:
             try:
@@ -98,7 +100,7 @@ def _wait(process: subprocess.Popen[bytes], stage: Stage, log: Path, run_dir: Pa
                 pass
             series = _series(log, run_dir)
             done = _progress(series, tell)
-            if time.monotonic() > deadline or (stage.steps is not None and done >= stage.steps):
+            if time.monotonic() > deadline or (last is not None and done >= last):
                 _end(process)
                 return None
     except BaseException:
