@@ -28,7 +28,7 @@ Specials = Literal["ieee", "fn", "fnuz", "e8m0", "none"]
 Bits = NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # there is one object per format
 class Format:
     """One floating-point format.
 
@@ -199,6 +199,8 @@ _BY_NAME = {alias: f for f in FORMATS for alias in (f.name, *f.aliases)}
 
 def find_format(name: object) -> Format | None:
     """The format called so by torch, numpy, safetensors or people; None when it is not a float format."""
+    if isinstance(name, str) and name in _BY_NAME:
+        return _BY_NAME[name]
     return _BY_NAME.get(str(name).lower().removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>"))
 
 

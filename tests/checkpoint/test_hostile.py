@@ -20,7 +20,7 @@ CAP = 128 << 20
 RUNNER = """
     import json, os, resource, sys
 
-    import nanproof.checkpoint.dcp  # imported when needed; here before anything is watched
+    import nanproof.checkpoint.dcp, nanproof.records  # imported when needed; here before anything is watched
     from nanproof.checkpoint import scan_series
 
     folder, warm = sys.argv[1], sys.argv[2]

@@ -81,7 +81,7 @@ class Columns:
     format: Format
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Stored:
     """One tensor in a file. Offsets are in bytes from the start of the file, strides in elements."""
 
@@ -126,7 +126,7 @@ class Checksums:
             yield self._start[i], self._size[i], self._crc[i]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Contents:
     """Everything one file holds."""
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..floats import Format
-from ..records import TensorFacts
 from .contents import Stored, element
 from .finite import Bytes
 from .source import Source
+
+if TYPE_CHECKING:
+    from ..records import TensorFacts
 
 _CHUNK = 1 << 20
 
@@ -78,6 +80,8 @@ def members(stored: Stored, first: int, count: int) -> tuple[NDArray[np.bool_], 
 
 def look(source: Source, stored: Stored, name: str) -> TensorFacts:
     """Counts, range and first bad index of one tensor."""
+    from ..records import TensorFacts
+
     kind = element(stored.dtype)
     format = stored.columns.format if stored.columns else kind.format if kind else None
     assert format is not None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,9 @@ from numpy.typing import NDArray
 from ..floats import Format
 
 Bytes = NDArray[np.uint8]
+
+
+_max, _min, _or = np.maximum.reduce, np.minimum.reduce, np.bitwise_or.reduce
 
 
 @cache
@@ -37,72 +39,72 @@ class _Kernel:
         self.sign = form.sign_bit
         self.top = 1 << (form.bits - 2) if form.signed else 0
         self.limits = form.first_nonfinite
+        self.untestable = form.specials == "none"
+        # one-byte formats are stored with scales and fill their range: the first test would be for nothing
+        self.first_test = self.limits is not None and self.unsigned.itemsize > 1
 
 
 class Sweep:
     """What the fast test has seen so far of one tensor."""
 
-    __slots__ = ("_exact", "_kernel", "_largest", "_probe", "bad", "bits", "varied")
+    __slots__ = ("_bits", "_exact", "_high", "_kernel", "_low", "_probe", "_top", "varied")
 
     def __init__(self, form: Format) -> None:
         self._kernel = _Kernel(form)
-        self.bits = 0
-        """The bitwise OR of codes, as far as the test needed it."""
-        self.bad = False
         self.varied = False
         """Whether two codes were seen that differ; False makes a tensor worth a look for being constant."""
         self._probe = -1
-        self._largest = 0
-        # one-byte formats are stored with scales and fill their range: the first test would be for nothing
-        self._exact = self._kernel.limits is None or self._kernel.unsigned.itemsize == 1
+        self._exact = not self._kernel.first_test
+        # the bitwise OR of codes in the first test; in the second the largest code, and the extremes read as signed
+        self._bits = self._top = self._high = self._low = 0
 
     @property
     def form(self) -> Format:
         return self._kernel.form
 
     def add(self, data: Bytes) -> None:
-        """Look at some bytes, a whole number of elements."""
-        codes = data.view(self._kernel.unsigned)
+        """Look at some bytes, a whole number of elements. Short, for threads wait for one another in here."""
+        kernel = self._kernel
+        codes = data.view(kernel.unsigned)
         if not len(codes):
             return
         if not self.varied:
             self._probe = int(codes[0]) if self._probe < 0 else self._probe
             self.varied = bool(codes[-1] != self._probe)
         if not self._exact:
-            bits = int(np.bitwise_or.reduce(codes))
-            self.bits |= bits
-            if not bits & self._kernel.top:
+            self._bits |= int(_or(codes))
+            if not self._bits & kernel.top:
                 return
             self._exact = True
-        self._look_closer(codes)
-
-    def _look_closer(self, codes: NDArray[Any]) -> None:
-        kernel = self._kernel
-        top = int(np.maximum.reduce(codes))
-        if not kernel.sign:  # e8m0: no sign, no zero, one NaN
-            self.bad |= top == 0xFF
-            self._largest = max(self._largest, top)
-            self.bits |= top
+        elif kernel.untestable:
             return
-        if kernel.form.specials == "none":
-            return
-        signed = codes.view(kernel.signed)
-        high = max(int(np.maximum.reduce(signed)), 0)
-        self._largest = max(self._largest, high, top - kernel.sign)
-        self.bits |= top | high
-        if kernel.limits is None:  # fnuz: its NaN is the code of minus zero, the smallest signed integer
-            self.bad |= int(np.minimum.reduce(signed)) == -kernel.sign
-        else:
-            self.bad |= high >= kernel.limits[0] or top >= kernel.limits[1]
+        if (top := int(_max(codes))) > self._top:
+            self._top = top
+        if kernel.sign and (high := int(_max(codes.view(kernel.signed)))) > self._high:
+            self._high = high
+        if kernel.limits is None and (low := int(_min(codes.view(kernel.signed)))) < self._low:
+            self._low = low
 
     def join(self, other: Sweep) -> None:
         """Take in what another thread saw of the same tensor."""
-        self.bits |= other.bits
-        self.bad |= other.bad
+        self._bits |= other._bits
+        self._top, self._high = max(self._top, other._top), max(self._high, other._high)
+        self._low = min(self._low, other._low)
         self._exact |= other._exact
-        self._largest = max(self._largest, other._largest)
         self._probe = other._probe if self._probe < 0 else self._probe
         self.varied |= other.varied or self._probe != other._probe
+
+    @property
+    def bad(self) -> bool:
+        """Whether any value is NaN or infinite."""
+        kernel = self._kernel
+        if kernel.untestable:
+            return False
+        if not kernel.sign:  # e8m0: no sign, no zero, one NaN
+            return self._top == 0xFF
+        if kernel.limits is None:  # fnuz: its NaN is the code of minus zero, the smallest signed integer
+            return self._low == -kernel.sign
+        return self._high >= kernel.limits[0] or self._top >= kernel.limits[1]
 
     @property
     def at_most(self) -> float:
@@ -110,18 +112,19 @@ class Sweep:
         kernel = self._kernel
         if self.bad:
             return math.inf
-        if kernel.form.specials == "none":
+        if kernel.untestable:
             return kernel.form.max
-        if kernel.sign and not self._largest and not self.bits & ~kernel.sign:
+        largest = max(self._high, self._top - kernel.sign)
+        if kernel.sign and largest <= 0 and not self._bits & ~kernel.sign:
             return 0.0
-        if kernel.limits is not None and not self._largest & kernel.top:
+        if kernel.limits is not None and not largest & kernel.top:
             return 2.0
-        return value_of(kernel.form, self._largest)
+        return value_of(kernel.form, largest)
 
     @property
     def negative(self) -> bool:
         """Whether any code carries a sign; minus zero does too."""
-        return bool(self.bits & self._kernel.sign)
+        return bool((self._bits | self._top) & self._kernel.sign)
 
 
 def value_of(form: Format, code: int) -> float:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .dcp import Entry
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Part:
     """A file still to be scanned; the entries are those of a DCP index."""
 
@@ -33,7 +33,7 @@ class Part:
     entries: list[Entry] | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class PartResult:
     """What was found in one file; plain data, so that it can travel between machines."""
 

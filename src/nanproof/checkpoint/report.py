@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..floats import find_format
-from ..records import TensorFacts
 from .flaws import Health
+
+if TYPE_CHECKING:
+    from ..records import TensorFacts
 
 State = Literal["finite", "nonfinite", "not applicable"]
 Role = Literal["parameter", "buffer", "moment", "ema", "mask", "other"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from .report import Role
 
@@ -12,6 +13,7 @@ MOMENTS = (
     *SECOND_MOMENTS, "exp_avg", "momentum_buffer", "exp_inf", "acc_delta", "grad_avg", "exp_avg_diff", "prev_grad",
     "step_size",
 )  # fmt: skip
+_NUMBER = re.compile(r"\d+")
 _OPTIMIZER = re.compile(r"(?:^|[./])(?:optim\w*|opt|optimizer_states?)(?:[./]|$)|(?:^|\.)state\.\d+\.")
 _EMA = re.compile(r"(?i)(?:^|[._/])(?:ema|shadow|averaged?)(?:[._/]|$)|ema_|_ema")
 _BOOKKEEPING = re.compile(r"(?i)^(?:callbacks|loops|fit_loop|rng|random|log_history)|rng_state|random_state|seed")
@@ -28,6 +30,11 @@ def role_of(name: str, file: str = "") -> Role:
     >>> role_of("backbone.3.bn.running_mean"), role_of("optimizer.state.0.exp_avg"), role_of("fc.weight")
     ('buffer', 'moment', 'parameter')
     """
+    return _role(_NUMBER.sub("0", name), file)
+
+
+@lru_cache(maxsize=4096)  # layers differ in their numbers only
+def _role(name: str, file: str) -> Role:
     word = last(name)
     if _BOOKKEEPING.search(name):
         return "other"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
 
 from .contents import MAX_TENSORS, Contents, Stored, dtype_name, element
-from .flaws import damaged, refused
+from .flaws import Flaw, damaged, refused
 from .source import Source, read
 
 MAX_HEADER = 48 << 20
 MAX_METADATA = 1 << 20
+_NOT_JSON = "its header is not the JSON that safetensors writes"
 
 # One tensor of the header. A regular expression, not a JSON parser: a hundred megabytes of brackets would
 # become gigabytes of lists.
@@ -23,6 +25,10 @@ _FIELD = re.compile(
     _SPACE + rb'"(dtype|shape|data_offsets)"' + _SPACE + rb":" + _SPACE
     + rb'(?:"([A-Za-z0-9_]{1,20})"|\[([0-9, \t\r\n]{0,1000})\])' + _SPACE
 )  # fmt: skip
+# The same as the library writes it, in one step.
+_WRITTEN = re.compile(
+    rb'\{"dtype":"([A-Za-z0-9_]{1,20})","shape":\[([0-9,]{0,1000})\],"data_offsets":\[([0-9,]{1,100})\]\}'
+)
 _BLANK = re.compile(_SPACE)
 
 
@@ -66,10 +72,9 @@ def _check_layout(tensors: list[Stored], start: int, end: int) -> None:
 
 def _parse(header: bytes, contents: Contents) -> Iterator[Stored]:
     """The tensors of a header, with offsets from the start of the data."""
-    bad = damaged("its header is not the JSON that safetensors writes")
     at = 1
     if header[:1] != b"{":
-        raise bad
+        raise damaged(_NOT_JSON)
     seen: set[str] = set()
     blank = _BLANK.match(header, at)
     assert blank is not None
@@ -79,7 +84,7 @@ def _parse(header: bytes, contents: Contents) -> Iterator[Stored]:
         while True:
             head = _NAME.match(header, at)
             if head is None:
-                raise bad
+                raise damaged(_NOT_JSON)
             name = _text(head[1])
             if name in seen:
                 raise refused(f"{name[:80]} is in the header twice")
@@ -96,46 +101,57 @@ def _parse(header: bytes, contents: Contents) -> Iterator[Stored]:
             if mark == b"}":
                 break
             if mark != b",":
-                raise bad
+                raise damaged(_NOT_JSON)
     if header[at:].strip(b" \t\r\n\0"):
-        raise bad
+        raise damaged(_NOT_JSON)
 
 
 def _tensor(header: bytes, at: int, name: str) -> tuple[Stored, int]:
-    bad = damaged(f"{name[:80]}: its line in the header makes no sense")
+    line = _WRITTEN.match(header, at)
+    if line is not None:
+        raw, sizes, ends, at = line[1], line[2], line[3], line.end()
+    else:
+        raw, sizes, ends, at = _fields(header, at, name)
+    try:
+        shape = tuple(map(int, sizes.split(b","))) if sizes.strip() else ()
+        start, end = map(int, ends.split(b","))
+    except ValueError:
+        raise _nonsense(name) from None
+    dtype = dtype_name(raw.decode())
+    kind = element(dtype)
+    if kind is None:
+        raise damaged(f"{name[:80]}: the dtype {raw.decode()} is not known")
+    count = math.prod(shape)
+    if count >= 1 << 62 or end < start or -(-count * kind.bits // 8) != end - start:
+        raise damaged(f"{name[:80]}: {dtype} {list(shape)[:8]} does not take {end - start:,} bytes")
+    return Stored(name=name, dtype=dtype, shape=shape, start=start, nbytes=end - start), at
+
+
+def _fields(header: bytes, at: int, name: str) -> tuple[bytes, bytes, bytes, int]:
+    """The dtype, shape and offsets of a tensor in any order, with any blanks, and where its line ends."""
     if header[at : at + 1] != b"{":
-        raise bad
+        raise _nonsense(name)
     found: dict[bytes, bytes] = {}
     while True:
         field = _FIELD.match(header, at + 1)
         if field is None or field[1] in found:
-            raise bad
+            raise _nonsense(name)
         found[field[1]] = field[2] if field[2] is not None else field[3]
         if (field[1] == b"dtype") != (field[2] is not None):
-            raise bad
+            raise _nonsense(name)
         at = field.end()
         mark = header[at : at + 1]
         if mark == b"}":
             break
         if mark != b",":
-            raise bad
+            raise _nonsense(name)
     if len(found) != 3:
-        raise bad
-    try:
-        shape = tuple(int(n) for n in found[b"shape"].split(b",")) if found[b"shape"].strip() else ()
-        start, end = (int(n) for n in found[b"data_offsets"].split(b","))
-    except ValueError:
-        raise bad from None
-    dtype = dtype_name(found[b"dtype"].decode())
-    kind = element(dtype)
-    if kind is None:
-        raise damaged(f"{name[:80]}: the dtype {found[b'dtype'].decode()} is not known")
-    count = 1
-    for n in shape:
-        count *= n
-    if count >= 1 << 62 or end < start or -(-count * kind.bits // 8) != end - start:
-        raise damaged(f"{name[:80]}: {dtype} {list(shape)[:8]} does not take {end - start:,} bytes")
-    return Stored(name=name, dtype=dtype, shape=shape, start=start, nbytes=end - start), at + 1
+        raise _nonsense(name)
+    return found[b"dtype"], found[b"shape"], found[b"data_offsets"], at + 1
+
+
+def _nonsense(name: str) -> Flaw:
+    return damaged(f"{name[:80]}: its line in the header makes no sense")
 
 
 def _skip_metadata(header: bytes, at: int) -> int:

@@ -62,7 +62,7 @@ class LocalFile:
         done = 0
         try:
             while done < len(view):
-                count = os.preadv(self._fd, [view[done:]], offset + done)
+                count = os.preadv(self._fd, [view[done:] if done else view], offset + done)
                 if not count:
                     raise damaged(f"ends at byte {offset + done:,}, {len(view) - done:,} bytes early")
                 done += count

@@ -16,7 +16,7 @@ from .contents import Columns, Contents, element
 from .finite import Bytes, Sweep
 from .source import Source
 
-CHUNK = 2 << 20  # what one thread has in memory: larger falls out of the caches, smaller pays for calls
+CHUNK = 4 << 20  # what one thread has in memory: larger falls out of the caches, smaller pays for calls
 BUFFERS = 32 << 20  # what all threads have in memory together
 BLOCK = 16 << 20  # what one thread takes at a time
 
@@ -29,7 +29,7 @@ def default_jobs() -> int:
     return len(os.sched_getaffinity(0))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Span:
     """The bytes of one tensor, or of several that share them."""
 
@@ -39,7 +39,7 @@ class _Span:
     columns: Columns | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Region:
     """Bytes that are read in one go: a zip member with its checksum, or a tensor of a file without."""
 
@@ -163,7 +163,7 @@ def _regions(contents: Contents, sweeps: list[Sweep | None]) -> Iterator[_Region
         waiting = next(spans, None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Task:
     """A stretch to read: several small regions at once, or one block of a large one."""
 
@@ -211,20 +211,22 @@ def _run(source: Source, task: _Task, buffer: Bytes, lock: threading.Lock, faile
 
 def _run_block(source: Source, task: _Task, buffer: Bytes, lock: threading.Lock) -> None:
     region = task.regions[0]
-    mine = [(s, Sweep(s.sweep.form)) for s in region.spans if s.start < task.end and s.end > task.start]
+    alone = task.start == region.start and task.end == region.end
+    touched = [s for s in region.spans if s.start < task.end and s.end > task.start]
+    mine = [(s, s.sweep if alone else Sweep(s.sweep.form)) for s in touched]
     crc = 0
     chunk = len(buffer) // region.unit * region.unit
-    view = buffer.data
     for at in range(task.start, task.end, chunk):
-        size = min(chunk, task.end - at)
-        source.read_into(view[:size], at)
+        data = buffer[: min(chunk, task.end - at)]
+        source.read_into(data.data, at)
         if region.crc is not None:
-            crc = zlib.crc32(view[:size], crc)
+            crc = zlib.crc32(data.data, crc)
         for span, sweep in mine:
-            _feed(span, sweep, buffer[:size], at, at + size)
+            _feed(span, sweep, data, at, at + len(data))
     with lock:
-        for span, sweep in mine:
-            span.sweep.join(sweep)
+        if not alone:
+            for span, sweep in mine:
+                span.sweep.join(sweep)
         if region.parts is not None:
             region.parts[task.start] = (crc, task.end - task.start)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ def command(
     """
     from ..errors import UsageError
 
+    # numpy starts a pool of threads for products of matrices, which nothing here needs
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if undo:
         if quarantine is None:
             raise UsageError("--undo needs --quarantine DIR", hint="nanproof scan --quarantine DIR --undo")

@@ -36,9 +36,9 @@ class Screen:
 
     def data(self, value: object) -> None:
         """The result for machines; printed only with ``--json``."""
-        from ..records import to_json
-
         if self.as_json:
+            from ..records import to_json
+
             click.echo(json.dumps(to_json(value), indent=2, allow_nan=False))
 
     def result(self, value: RenderableType) -> None:
