@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .source import Module, Scope
@@ -16,8 +15,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(NamedTuple):
     """One place where a name gets a value; ``value`` is None when the text does not say which."""
 
     owner: ast.stmt
@@ -63,6 +61,7 @@ class Flow:
         self._module = module
         self._bindings: dict[ast.AST, dict[str, list[Binding]]] = {}
         self._members: dict[ast.ClassDef, dict[str, list[Binding]]] = {}
+        self._values: dict[ast.AST, ast.expr | None] = {}
         for owner, target, value, place in self._assignments():
             for key, held in pairs(target, value):
                 self._file(owner, key, held, place)
@@ -111,6 +110,13 @@ class Flow:
 
     def value(self, node: ast.AST) -> ast.expr | None:
         """The one expression that the name holds at this place, or None."""
+        try:
+            return self._values[node]
+        except KeyError:
+            found = self._values[node] = self._value(node)
+            return found
+
+    def _value(self, node: ast.AST) -> ast.expr | None:
         key = key_of(node)
         if not key or self._shadowed(node, key):
             return None

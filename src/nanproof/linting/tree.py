@@ -34,6 +34,7 @@ class Tree:
         self.text = text
         self.tree = tree
         self.path = path
+        self._functions: dict[ast.AST, Scope] = {}  # by the parent of what stands in it: siblings share it
 
     @cached_property
     def _index(self) -> tuple[Parents, Kinds]:
@@ -56,10 +57,16 @@ class Tree:
 
     def function(self, node: ast.AST) -> Scope:
         """The function, lambda or module that this node stands in (a function is not in itself)."""
-        for outer in self.parents(node):
-            if isinstance(outer, _SCOPES):
-                return outer
-        return self.tree
+        above = self._index[0]
+        at = outer = above.get(node)
+        if at is None:
+            return self.tree
+        found = self._functions.get(at)
+        if found is None:
+            while outer is not None and not isinstance(outer, _SCOPES):
+                outer = above.get(outer)
+            found = self._functions[at] = outer or self.tree
+        return found
 
     def klass(self, node: ast.AST) -> ast.ClassDef | None:
         """The class that this node stands in."""

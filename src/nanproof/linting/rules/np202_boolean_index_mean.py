@@ -23,7 +23,7 @@ _LOSSES = {
     "binary_cross_entropy_with_logits", "kl_div", "gaussian_nll_loss", "poisson_nll_loss",
 }  # fmt: skip
 _LAYERS = {
-    f"torch.nn.{name}Loss"
+    f"{name}Loss"
     for name in (
         "MSE",
         "L1",
@@ -44,8 +44,15 @@ _INDICES = re.compile(
 
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
-    found = module.operation(node) if called_last(node, module) in _CALLS else _criterion(node, module)
-    if found is None or found[1] is None:
+    if called_last(node, module) in _LAYERS:
+        for call, operation in _criterion(node, module):
+            yield from _judge(call, operation, module)
+    elif found := module.operation(node):
+        yield from _judge(node, found, module)
+
+
+def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
+    if found[1] is None:
         return
     name, first, rest, keywords = found[0], found[1], found[2], found[3]
     if name == "mean":
@@ -71,14 +78,20 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
     )
 
 
-def _criterion(node: ast.Call, module: Module) -> Operation | None:
-    """A call of an ``nn.L1Loss`` and the like, as the function that it stands for."""
-    if len(node.args) < 2 or not (key_of(node.func) or isinstance(node.func, ast.Call)):
-        return None
-    layer = node.func if isinstance(node.func, ast.Call) else module.value(node.func)
-    if not isinstance(layer, ast.Call) or module.called(layer) not in _LAYERS:
-        return None
-    return "loss", node.args[0], node.args[1:], {k.arg: k.value for k in layer.keywords if k.arg}
+def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Operation]]:
+    """The calls of an ``nn.L1Loss`` and the like, each as the function that it stands for."""
+    if not module.called(layer).startswith("torch.nn."):
+        return
+    outer = module.parent(layer)
+    calls = [outer] if isinstance(outer, ast.Call) and outer.func is layer else []
+    if isinstance(outer, ast.Assign | ast.AnnAssign):
+        targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
+        for name in {key_of(target).rpartition(".")[2] for target in targets} - {""}:
+            calls += [c for c in module.calls(name) if module.value(c.func) is layer]
+    for call in calls:
+        if len(call.args) >= 2:
+            keywords = {k.arg: k.value for k in layer.keywords if k.arg}
+            yield call, ("loss", call.args[0], call.args[1:], keywords)
 
 
 def _reduces_otherwise(node: ast.expr) -> bool:
@@ -183,6 +196,6 @@ both count as guards.
 are left to you.
 """,
     nodes=(ast.Call,),
-    words=("mean(", "loss", "Loss"),
+    calls=frozenset(_CALLS | _LAYERS),
     check=check,
 )

@@ -22,13 +22,17 @@ _MASKS = re.compile(r"mask|pad|valid|adj", re.I)
 
 
 def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    facts = module.project
-    if module.is_test or not (facts.half or "default" in facts.autocast_dtypes):
+    if module.is_test:
         return
     if isinstance(node, ast.Call):
         yield from _filled(node, module)
-    elif isinstance(node, ast.BinOp):
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and _MASKS.search(module.source(node)):
         yield from _added(node, module)
+
+
+def _half(module: Module) -> bool:
+    facts = module.project
+    return facts.half or "default" in facts.autocast_dtypes
 
 
 def _too_large(node: ast.expr | None, module: Module) -> float | None:
@@ -44,7 +48,7 @@ def _filled(node: ast.Call, module: Module) -> Iterator[Found]:
     given = [*found[2], *found[3].values()]
     filler = given[1] if len(given) == 2 else None
     value = _too_large(filler, module)
-    if value is None or filler is None:
+    if value is None or filler is None or not _half(module):
         return
     if found[0] not in ("masked_fill", "masked_fill_", "where"):
         return
@@ -65,13 +69,11 @@ def _filled(node: ast.Call, module: Module) -> Iterator[Found]:
 
 def _added(node: ast.BinOp, module: Module) -> Iterator[Found]:
     """``(1 - mask) * -1e9``, which is added to the scores."""
-    if not isinstance(node.op, ast.Mult):
-        return
     for constant, other in ((node.left, node.right), (node.right, node.left)):
         value = _too_large(constant, module)
         if value is None or not isinstance(other, ast.expr):
             continue
-        if _masks(other) and not _in_float(other, module):
+        if _masks(other) and _half(module) and not _in_float(other, module):
             yield Found(
                 node=node,
                 message=f"{value:g} is -inf in float16, whose lowest number is -65504; a row masked as a whole is NaN",
