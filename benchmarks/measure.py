@@ -44,8 +44,12 @@ class Ratio:
     def verdict(self, figure: float) -> str:
         """Whether the median stays below a figure, and whether the noise leaves a doubt."""
         if self.median > figure:
-            return "**not reached**"
+            return verdict(False)
         return "reached" if self.median + self.margin <= figure else "reached, though the interval goes beyond it"
+
+
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "**not reached**"
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:

@@ -2,7 +2,8 @@
 
 A benchmark is a module beside this one. Either it has a function ``report() -> str`` that measures and returns
 Markdown, which goes between its two markers in docs/performance.md under a line of versions (of the packages it
-names in ``PACKAGES``); or it is a script that keeps a page of its own and is called with ``--write``.
+names in ``PACKAGES``); or it is a script that keeps a page of its own and is called with ``--write``. Rows that end
+in a verdict are gathered in one table at the top of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nanproof.files import write_atomic
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
+OTHER_PAGES = {"scan": PAGE.with_name("scan.md"), "run_cost": PAGE.with_name("run.md")}
 BENCHMARKS = ("guard", "locate", "scan", "lint", "logs", "run_cost", "watch", "start", "growth")
 
 
@@ -35,6 +37,41 @@ def replace(page: str, name: str, text: str) -> str:
         page = f"{page.rstrip()}\n\n## {name.capitalize()}\n\n{begin}\n{end}\n"
     before, rest = page.split(begin)
     return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def figures(texts: dict[str, str]) -> str:
+    """Every row that says whether a figure was reached, with the part of the page that it is from."""
+    rows = ["| of | figure | to reach | measured | |", "|---|---|---|---|---|"]
+    for name, text in texts.items():
+        head: list[str] = []
+        for line in text.splitlines():
+            if not line.startswith("|"):
+                head = []
+            elif not head:
+                head = cells(line)
+            elif cells(line)[-1].lstrip("*").startswith(("reached", "not reached")):
+                row = dict(zip(head, cells(line), strict=False))
+                measured = next(row[key] for key in ("measured", "CPU time", "median") if key in row)
+                what = row[head[0]] + "".join(f", {word} {row[word]}" for word in ("on", "over") if row.get(word))
+                rows.append(
+                    f"| {name.replace('_cost', '')} | {what} | {row['to reach']} | {measured} | {cells(line)[-1]} |"
+                )
+    return "\n".join(rows)
+
+
+def gather() -> None:
+    """Write the table at the top of the page from what stands below it and on other pages."""
+    page = PAGE.read_text(encoding="utf-8")
+    texts = {n: p.read_text(encoding="utf-8") for n, p in OTHER_PAGES.items()}
+    for name in BENCHMARKS:
+        if f"<!-- {name}: begin -->" in page:
+            texts[name] = page.split(f"<!-- {name}: begin -->")[1].split(f"<!-- {name}: end -->")[0]
+    ordered = {name: texts[name] for name in BENCHMARKS if name in texts}
+    write_atomic(PAGE, replace(page, "figures", figures(ordered)))
 
 
 def run(name: str) -> bool:
@@ -59,6 +96,7 @@ def main(names: list[str]) -> int:
         print(f"no benchmark {unknown[0]!r}. Next: choose from {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
     failed = [name for name in names or BENCHMARKS if not run(name)]
+    gather()
     return 1 if failed else 0
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from measure import verdict
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -114,7 +115,7 @@ def report() -> str:
         ("the server's memory", f"{memory:.0f} MB", "≤ 200 MB", memory <= 200),
         ("the page's own weight", f"{weight:.0f} KB", "≤ 150 KB", weight <= 150),
     ]
-    table = [f"| {a} | {b} | {c} | {'reached' if good else '**not reached**'} |" for a, b, c, good in rows]
+    table = [f"| {a} | {b} | {c} | {verdict(good)} |" for a, b, c, good in rows]
     return "\n".join(["| what | measured | to reach | |", "|---|---|---|---|", *table])
 
 

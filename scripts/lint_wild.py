@@ -7,6 +7,8 @@ of text by itself must give the same bytes, whatever the encoding and the line e
 from __future__ import annotations
 
 import ast
+import multiprocessing
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -79,7 +81,12 @@ def _repaired(linter: Linter, path: Path, old: bytes, new: bytes) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    counts, wrong = check(find_files([Path(a) for a in arguments], Settings()))
+    files = list(find_files([Path(a) for a in arguments], Settings()))
+    cores = os.cpu_count() or 1
+    with multiprocessing.Pool(cores) as pool:
+        results = pool.map(check, [files[i::cores] for i in range(cores)])
+    counts = sum((found for found, _ in results), Counter())
+    wrong = [words for _, some in results for words in some]
     print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
     for words in wrong:
         print(words)
