@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanproof.errors import FormatError
@@ -50,6 +50,7 @@ incidents = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(incidents)
 def test_an_incident_survives_strict_json_and_fits_its_schema(incident: Incident) -> None:
     text = json.dumps(incident.to_json(), allow_nan=False)

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logs.reading import as_plain, points, read_text
@@ -112,6 +112,7 @@ def rows_strategy() -> st.SearchStrategy[list[dict[str, object]]]:
 
 @settings(max_examples=200, deadline=None)
 @given(rows_strategy())
+@example([{"step": 1, "epoch": e, "loss": 2.0} for e in (0, 1)])
 def test_many_at_once_is_the_same_as_one_by_one(records: list[dict[str, object]]) -> None:
     one_by_one = Collector(source="", format="")
     for record in records:

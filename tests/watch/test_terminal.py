@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -35,6 +35,9 @@ from support.pages import write_log
 
 
 @given(st.lists(st.floats(), max_size=300), st.integers(1, 80))
+@example([3e292, -1.7976931348623155e308], 2)
+@example([1.7e308, 1.7e308, 1.0], 1)
+@example([5e-324, 0.0], 2)
 def test_a_sparkline_is_as_wide_as_asked_and_never_hides_a_bad_value(values: list[float], width: int) -> None:
     line = sparkline(values, width)
     assert len(line) == min(width, len(values))

@@ -81,7 +81,7 @@ class Pacer:
     def place_many(self, steps: Ints, epochs: Floats | None = None) -> tuple[Ints, Ints]:
         """The same for records in a row whose steps, and perhaps epochs, are known."""
         row, first = self.place(int(steps[0]), None if epochs is None else float(epochs[0]))
-        if (np.diff(steps) < 0).any():
+        if _stops_counting(steps, epochs):
             places = [None] * (len(steps) - 1) if epochs is None else epochs[1:].tolist()
             rest = [self.place(s, e) for s, e in zip(steps[1:].tolist(), places, strict=True)]
             placed = np.array([(row, first), *rest], np.int64)
@@ -113,6 +113,12 @@ class Pacer:
             self.returned += 1
             if len(self.returns) < MANY:
                 self.returns.insert(known, Return(row, before, after))
+
+
+def _stops_counting(steps: Ints, epochs: Floats | None) -> bool:
+    """Whether steps go back, or stay where they are while an epoch begins."""
+    moves = np.diff(steps)
+    return bool((moves < 0).any() or (epochs is not None and ((moves == 0) & (np.diff(epochs) > 0)).any()))
 
 
 def _next_epoch(last: float | None, epoch: float | None) -> bool:

@@ -22,6 +22,9 @@ def sparkline(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float
     if not len(data) or width < 1:
         return ""
     finite = data[np.isfinite(data)]
+    if len(finite):
+        data = data / (np.abs(finite).max() or 1.0)  # means and spans of the largest numbers would overflow
+        finite = data[np.isfinite(data)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     cells = []
     for part in np.array_split(data, min(width, len(data))):
