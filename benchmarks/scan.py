@@ -55,6 +55,8 @@ def weights(dtype: torch.dtype, size: int, spread: float = 0.02) -> dict[str, to
 
 def stream_safetensors(path: Path, one: torch.Tensor, size: int) -> None:
     """A file larger than memory should be asked for: the same matrix under many names, written piece by piece."""
+    import torch
+
     raw = one.view(torch.uint8).numpy().tobytes()
     names = [f"layers.{i}.weight" for i in range(size // len(raw))]
     entries = {
@@ -141,12 +143,14 @@ assert all(bool(torch.isfinite(t).all()) for t in state.values())
 def against_torch(path: Path, kind: str) -> tuple[float, float]:
     """How many times longer loading and testing takes than the scan, without and with checksums, start included."""
     program = TORCH.format(imports=", safetensors.torch" if kind == "safetensors" else "", load=LOADERS[kind])
-    fast, full = [], []
+    command = str(Path(sys.executable).with_name("nanproof"))
+    peer, fast, full = [], [], []
     for _ in range(3):
-        torch_seconds = child("-c", program, str(path))
-        fast.append(torch_seconds / child("-m", "nanproof", "scan", "--fast", str(path)))
-        full.append(torch_seconds / child("-m", "nanproof", "scan", str(path)))
-    return statistics.median(fast), statistics.median(full)
+        peer.append(child("-c", program, str(path)))
+        fast += [child(command, "scan", "--fast", str(path)) for _ in range(3)]
+        full.append(child(command, "scan", str(path)))
+    loading = statistics.median(peer)
+    return loading / statistics.median(fast), loading / statistics.median(full)
 
 
 # The peak of this very program: what getrusage tells also counts the process that started it.
