@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,7 @@ def test_an_interrupt_ends_it(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": "import time\nprint('here', flush=True)\ntime.sleep(60)\n"})
     process = subprocess.Popen(
         [sys.executable, "-m", "nanproof", "run", "a.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
+        text=True, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's & leaves it ignored
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
