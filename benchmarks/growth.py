@@ -30,7 +30,8 @@ from nanproof import Guard
 from nanproof.logs import read
 
 PACKAGES = ("torch", "numpy")
-STEPS = 40  # of each world size
+STEPS = 100  # of each process
+GENERATIONS = 3  # of processes for each world size: where one lies in memory makes it faster or slower
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
@@ -109,7 +110,7 @@ class Collectives(TorchDispatchMode):
 
 
 def on_rank(rank: int, world: int, backend: str, store: str, out: Any) -> None:
-    """Counts per step, and the CPU time that the guard adds to a step of this rank, in milliseconds."""
+    """What the guard adds to the collectives and bytes of a step, and CPU times of plain and guarded steps in turns."""
     torch.set_num_threads(1)
     if backend == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -152,16 +153,15 @@ def on_rank(rank: int, world: int, backend: str, store: str, out: Any) -> None:
         with Collectives() as seen:
             step()
         counts.append((seen.calls, seen.bytes))
-    more = statistics.median(times["guarded"][5:]) - statistics.median(times["plain"][5:])
     if rank == 0:
-        out.put((counts[1][0] - counts[0][0], counts[1][1] - counts[0][1], more))
+        out.put((counts[1][0] - counts[0][0], counts[1][1] - counts[0][1], {n: t[5:] for n, t in times.items()}))
     guard.close()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def ranks(world: int, backend: str) -> tuple[int, int, float]:
-    """More collectives, more bytes, and more CPU seconds, of the guard, in a step of rank 0."""
+def ranks(world: int, backend: str) -> tuple[int, int, dict[str, list[float]]]:
+    """The same of rank 0, from processes of their own."""
     context = mp.get_context("spawn")
     out = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ def ranks(world: int, backend: str) -> tuple[int, int, float]:
         for child in children:
             child.start()
         try:
-            found: tuple[int, int, float] = out.get(timeout=60)
+            found: tuple[int, int, dict[str, list[float]]] = out.get(timeout=60)
         finally:
             deadline = time.monotonic() + 30
             for child in children:
@@ -185,14 +185,18 @@ def ranks(world: int, backend: str) -> tuple[int, int, float]:
 def rank_rows() -> list[str]:
     rows = []
     for backend, worlds in (("gloo", (1, 2, 4)), ("fake", (2, 64, 1024))):
-        found = {world: ranks(world, backend) for world in worlds}
-        base = found[worlds[0]][2]
-        counts = "; ".join(f"{w:,}: +{calls} collectives, +{size} bytes" for w, (calls, size, _) in found.items())
-        own = "; ".join(f"{w:,}: {more / base:.2f}" for w, (_, _, more) in found.items())
+        counts, shares = [], []
+        for world in worlds:
+            found = [ranks(world, backend) for _ in range(GENERATIONS)]
+            (calls, size), *others = {(c, s) for c, s, _ in found}
+            assert not others, "every process counts the same"
+            counts.append(f"{world:,}: +{calls} collectives, +{size} bytes")
+            times = {name: [t for _, _, one in found for t in one[name]] for name in ("plain", "guarded")}
+            shares.append(f"{world:,}: {ratio(times, 'guarded', 'plain').show('{:.3f}')}")
         name = "processes (DDP, gloo)" if backend == "gloo" else "world size (FSDP2, torch's fake process group)"
         rows += [
-            f"| what the guard adds to a step, by {name} | {counts} | |",
-            f"| its own CPU time over that of the smallest, by {name} | {own} | |",
+            f"| what the guard adds to a step, by {name} | {'; '.join(counts)} | |",
+            f"| CPU time of a guarded step of rank 0 over a plain one, by {name} | {'; '.join(shares)} | |",
         ]
     return rows
 
