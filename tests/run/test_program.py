@@ -177,6 +177,14 @@ def test_torch_is_not_imported_before_the_script_does(tmp_path: Path) -> None:
     assert nanproof("run", "--set", "window=32", "a.py", cwd=tmp_path).stdout == "set()\n"
 
 
+def test_what_the_script_left_open_is_written(tmp_path: Path) -> None:
+    """At its end Python closes files that only a cycle holds; that must not get lost under nanproof."""
+    cycle = "class Holder: pass\nh = Holder()\nh.me = h\nh.file = open('out.txt', 'w')\nh.file.write('kept')\n"
+    write(tmp_path, {"a.py": cycle})
+    nanproof("run", "a.py", cwd=tmp_path)
+    assert (tmp_path / "out.txt").read_text() == "kept"
+
+
 def test_the_outcome_for_machines(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": "import sys; sys.exit(3)"})
     done = nanproof("run", "--json", "a.py", check=False, cwd=tmp_path)

@@ -77,10 +77,12 @@ def test_stages_run_in_order_and_pass(tmp_path: Path) -> None:
     assert {g.name for g in result.stages[1].gates} >= {"loss below", "gradient norm", "alpha<0.5", "loss falling"}
 
 
-@pytest.mark.parametrize(("told", "finished"), [(" {steps}", True), ("", False)])
-def test_a_command_that_was_told_its_steps_ends_by_itself(tmp_path: Path, told: str, finished: bool) -> None:
+@pytest.mark.parametrize(("told", "seconds", "finished"), [(" {steps}", 3, True), ("", 200, False)])
+def test_a_command_that_was_told_its_steps_ends_by_itself(
+    tmp_path: Path, told: str, seconds: int, finished: bool
+) -> None:
     code = "for i in range(1, 4): print('step', i, 'loss', 1 / i, flush=True)"
-    slow = f"{code}\nimport time; time.sleep(6)\nopen('last.pt', 'w').close()"
+    slow = f"{code}\nimport time; time.sleep({seconds})\nopen('last.pt', 'w').close()"
     (tmp_path / "slow.py").write_text(slow)
     path = plan(tmp_path, f"  - {{name: one, command: 'python slow.py{told}', steps: 3, gates: {{loss: null}}}}")
     result = roll_out(load_plan(path))

@@ -5,11 +5,6 @@ from __future__ import annotations
 
 def main() -> None:
     """The console script."""
-    import atexit
-    import gc
-
     from .shell import nanproof
-
-    atexit.register(gc.freeze)  # the end of the process frees all memory; looking for cycles first takes longer
 
     nanproof(prog_name="nanproof")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import math
 import os
 from dataclasses import replace
@@ -39,8 +41,10 @@ def command(
     """
     from ..errors import UsageError
 
-    # numpy starts a pool of threads for products of matrices, which nothing here needs
+    # Scanning a small file is mostly starting and ending: numpy need not start threads for products of matrices, nor
+    # Python look for cycles when the process ends. (Where users' code runs it must: that closes their files.)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    atexit.register(gc.freeze)
     if undo:
         if quarantine is None:
             raise UsageError("--undo needs --quarantine DIR", hint="nanproof scan --quarantine DIR --undo")

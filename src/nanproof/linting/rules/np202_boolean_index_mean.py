@@ -23,20 +23,9 @@ _LOSSES = {
     "binary_cross_entropy_with_logits", "kl_div", "gaussian_nll_loss", "poisson_nll_loss",
 }  # fmt: skip
 _LAYERS = {
-    f"{name}Loss"
-    for name in (
-        "MSE",
-        "L1",
-        "SmoothL1",
-        "Huber",
-        "CrossEntropy",
-        "NLL",
-        "BCE",
-        "BCEWithLogits",
-        "KLDiv",
-        "GaussianNLL",
-    )
-}
+    "MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "CrossEntropyLoss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss",
+    "KLDivLoss", "GaussianNLLLoss",
+}  # fmt: skip
 _CALLS = {"mean", *_LOSSES}
 _INDICES = re.compile(
     r"ind(ex|ices|s)?$|idx|ids$|(^|_)(i|j|k|rows?|cols?|positions?|order|perm)$|(^|_)(train|val|test)_mask", re.I
@@ -82,12 +71,12 @@ def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Oper
     """The calls of an ``nn.L1Loss`` and the like, each as the function that it stands for."""
     if not module.called(layer).startswith("torch.nn."):
         return
-    outer = module.parent(layer)
+    outer, statement = module.parent(layer), module.statement(layer)
     calls = [outer] if isinstance(outer, ast.Call) and outer.func is layer else []
-    if isinstance(outer, ast.Assign | ast.AnnAssign):
-        targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
-        for name in {key_of(target).rpartition(".")[2] for target in targets} - {""}:
-            calls += [c for c in module.calls(name) if module.value(c.func) is layer]
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        keys = {key_of(node).rpartition(".")[2] for target in targets for node in ast.walk(target)}
+        calls += [c for c in module.calls(*sorted(keys - {"", "self", "cls"})) if module.value(c.func) is layer]
     for call in calls:
         if len(call.args) >= 2:
             keywords = {k.arg: k.value for k in layer.keywords if k.arg}
