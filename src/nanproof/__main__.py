@@ -1,5 +1,5 @@
 """``python -m nanproof`` is the command line."""
 
-from .cli import main
+from .cli import program
 
-main()
+program()

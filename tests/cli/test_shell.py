@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,28 @@ def test_json_is_json_and_nothing_else() -> None:
 def test_explain_says_where_exp_overflows() -> None:
     assert "11.09" in run("explain", "fp16").stdout
     assert "88.7" in run("explain").stdout
+
+
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("--select", "NP999"), 2)])
+def test_a_verb_that_ends_at_once_still_says_everything_and_runs_what_waits_for_the_end(
+    arguments: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    program = (
+        "import atexit, sys; atexit.register(lambda: print('last words', file=sys.stderr))\n"
+        f"sys.argv = {['nanproof', 'lint', str(tmp_path), *arguments]!r}\n"
+        "from nanproof.cli import program; program()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert ("nothing found" in done.stdout) == (code == 0)
+    assert done.stderr.endswith("last words\n")
+
+
+def test_output_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "nanproof", "lint", str(tmp_path)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode not in (0, 1)
+    assert "No space left" in done.stderr

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from .flaws import damaged
 MAX_TENSORS = 300_000
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(NamedTuple):
     """How one dtype is stored: ``parts`` floats of ``format`` per element, or no floats at all."""
 
     bits: int
@@ -71,8 +70,7 @@ def dtype_name(spelling: str) -> str:
     return found.name if found else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """Where the scales of a block-quantised tensor stand: in each block of ``block`` bytes, at ``at``."""
 
     block: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .flaws import Flaw
 from .formats import EXTENSIONS
@@ -26,8 +26,7 @@ _NUMBERS = re.compile(r"\d+")
 _STEP = re.compile(r"(?i)(?:step|iter|iteration|checkpoint|ckpt|epoch)s?[-_=]?(\d+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """One checkpoint as found: a file, or a folder with the files that belong to it."""
 
     name: str

@@ -13,9 +13,8 @@ Python's own ``pickle`` is not involved: there is no ``find_class`` to get wrong
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 
 from .flaws import Flaw, damaged, refused
 from .inert import Global, Inert, Located, Storage, TensorRef, build, reduce
@@ -28,8 +27,7 @@ MAX_MEMORY = 88 << 20  # the pickle and all objects built from it, by the estima
 _OURS = 2  # what getrefcount says of an object that only the caller holds: its own name and the argument
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The inert object, where its pickle ended, and every name it mentions."""
 
     value: Any

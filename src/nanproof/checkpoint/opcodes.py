@@ -7,7 +7,7 @@ has or nests marks too deep is turned away before a single object exists.
 from __future__ import annotations
 
 import pickletools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .flaws import damaged, refused
 
@@ -57,8 +57,7 @@ class NeedMore(Exception):
     """The pickle goes on beyond the bytes at hand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """What the first pass learned."""
 
     end: int

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@verb(example="nanproof lint train.py src/ --diff")
+@verb(example="nanproof lint train.py src/ --diff", inert=True)
 @click.argument("paths", nargs=-1, metavar="PATH...")
 @click.option("--select", multiple=True, metavar="CODES", help="Only these rules: NP301, NP3, a name, ALL.")
 @click.option("--ignore", multiple=True, metavar="CODES", help="Not these rules.")

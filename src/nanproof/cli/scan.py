@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import math
 import os
 from dataclasses import replace
@@ -16,11 +14,12 @@ from .shell import Screen, verb
 
 if TYPE_CHECKING:
     from ..checkpoint.against import Comparison
+    from ..checkpoint.config import Difference
     from ..checkpoint.layout import Checkpoint
     from ..checkpoint.report import ScanReport, SeriesReport
 
 
-@verb(example="nanproof scan runs/a/checkpoints --quarantine runs/a/bad")
+@verb(example="nanproof scan runs/a/checkpoints --quarantine runs/a/bad", inert=True)
 @click.argument("paths", nargs=-1, metavar="PATH...")
 @click.option("--bisect", is_flag=True, help="Read only O(log n) of a series to find where it turned bad.")
 @click.option("--fast", is_flag=True, help="Do not verify checksums.")
@@ -41,10 +40,8 @@ def command(
     """
     from ..errors import UsageError
 
-    # Scanning a small file is mostly starting and ending: numpy need not start threads for products of matrices, nor
-    # Python look for cycles when the process ends. (Where users' code runs it must: that closes their files.)
+    # scanning a small file is mostly starting: numpy need not start threads for products of matrices
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    atexit.register(gc.freeze)
     if undo:
         if quarantine is None:
             raise UsageError("--undo needs --quarantine DIR", hint="nanproof scan --quarantine DIR --undo")
@@ -97,7 +94,6 @@ def _alone(
     screen: Screen, found: list[Checkpoint], reference: Checkpoint | None, *, bisect: bool, fast: bool,
     jobs: int | None, config: str | None, quarantine: str | None, repair: str | None,
 ) -> int:  # fmt: skip
-    from ..checkpoint.config import differences
     from ..checkpoint.scan import scan_checkpoint
     from ..checkpoint.series import bisect as find_turn
     from ..checkpoint.series import order
@@ -122,7 +118,7 @@ def _alone(
     machine: dict[str, object] = {"series": series}
     code = 0 if series.ok else 1
 
-    drift = {r.name: d for r in series if (d := differences(r.settings, expected))}
+    drift = _drift(series, expected) if expected else {}
     machine["config"] = {name: [str(d) for d in found_] for name, found_ in drift.items()}
     for name, found_ in drift.items():
         code = 1
@@ -143,6 +139,12 @@ def _alone(
             screen.note(f"undo with: nanproof scan --quarantine {_plain(quarantine)} --undo")
     screen.data(machine)
     return code
+
+
+def _drift(series: SeriesReport, expected: dict[str, float]) -> dict[str, tuple[Difference, ...]]:
+    from ..checkpoint.config import differences
+
+    return {r.name: found for r in series if (found := differences(r.settings, expected))}
 
 
 def _compare(screen: Screen, found: list[Checkpoint], reference: Checkpoint, machine: dict[str, object]) -> int:
