@@ -11,7 +11,6 @@ number of threads and doing nothing with them.
 from __future__ import annotations
 
 import argparse
-import compileall
 import json
 import mmap
 import os
@@ -25,7 +24,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nanproof
 from nanproof.checkpoint import scan
 from nanproof.checkpoint.sweep import default_jobs
 from nanproof.files import write_atomic
@@ -185,7 +183,6 @@ def measure(folder: Path, size: int) -> Iterator[Row]:
     import torch
     from safetensors.torch import save_file
 
-    compileall.compile_dir(Path(nanproof.__file__).parent, quiet=1)  # as pip does when it installs
     jobs = default_jobs()
     path = folder / "weights.bin"
     for name, dtype in DTYPES.items():

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 
+from ..collector import loading
+
 
 def main() -> None:
     """Run what ``sys.argv`` says; ends with SystemExit."""
-    from .shell import nanproof
+    with loading():
+        from .shell import nanproof
 
     nanproof(prog_name="nanproof")
 
 
 def program() -> None:
     """The console script. A verb that ran nothing of the user's ends at once, without taking the interpreter apart."""
-    from .shell import Done
+    with loading():
+        from .shell import Done
 
     try:
         main()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..collector import loading
 from .progress import Bar
 from .shell import Screen, verb
 
@@ -48,8 +49,9 @@ def command(
         return _undo(screen, quarantine)
     if not paths:
         raise UsageError("nothing to scan was named", hint="nanproof scan runs/a/checkpoints")
-    from ..checkpoint.layout import discover
-    from ..checkpoint.ranks import Group, world
+    with loading():
+        from ..checkpoint.layout import discover
+        from ..checkpoint.ranks import Group, world
 
     found = discover(list(paths))
     if repair is not None and len(found) != 1:

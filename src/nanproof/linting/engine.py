@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePath
 
+from ..collector import without_collector
 from ..records import Finding
 from .document import Document, Shown, Unreadable, open_document, read_bytes
 from .edit import IMPOSSIBLE
@@ -56,7 +56,7 @@ class Linter:
 
     def run(self, files: Iterable[Path]) -> Iterator[Checked]:
         """Lint one file after the other."""
-        with _without_collector():
+        with without_collector():
             for path in files:
                 yield self.file(path)
 
@@ -109,11 +109,12 @@ def examine(
     problems = problems if NOT_LINTED in codes else []
     seen: dict[str, bool] = {}
     for rule in active:
-        hints = rule.hints
-        for word in hints:
+        for word in rule.words:
             if word not in seen:
                 seen[word] = word in module.text
-        if not hints or any(seen[word] for word in hints):
+            if seen[word]:
+                break
+        if not rule.words or seen[word]:
             problems += _apply(rule, module, document, tell=RULE_FAILED in codes)
     module.__dict__.clear()  # its caches point back at it; without this a long run would wait for the collector
     return sorted(problems, key=lambda p: (p.span, p.finding.code))
@@ -149,10 +150,16 @@ def _apply(rule: Rule, module: Module, document: Document, *, tell: bool) -> lis
     return list(problems.values())
 
 
+@cache
+def _in_order(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
+
+
 def _wanted(rule: Rule, module: Module) -> Iterator[ast.AST]:
     for kind in rule.nodes:
         if kind is ast.Call and rule.calls:
-            yield from module.calls(*sorted(rule.calls))
+            for name in _in_order(rule.calls):
+                yield from module.calls_by_name.get(name, ())
         else:
             yield from module.nodes(kind)
 
@@ -205,15 +212,3 @@ def _not_linted(path: str, line: int, column: int, problem: Unreadable) -> Findi
         code=NOT_LINTED, path=path, line=line, column=column, message=f"not linted: {problem.message}",
         help="it was left alone; correct it, or leave it out with exclude",
     )  # fmt: skip
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Syntax trees have no cycles: runs of the collector over them cost much and find nothing."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

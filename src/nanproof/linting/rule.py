@@ -82,11 +82,6 @@ class Rule:
     check: Callable[[Any, Module], Iterator[Found]]
 
     @property
-    def hints(self) -> tuple[str, ...]:
-        """Words of which one stands in every file where this rule finds anything; none when that cannot be said."""
-        return self.words or (tuple(self.calls) if self.nodes == (ast.Call,) else ())
-
-    @property
     def topic(self) -> Topic:
         """The page about this rule."""
         sections = [

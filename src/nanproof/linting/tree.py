@@ -7,6 +7,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate, count
+from operator import add
 from typing import TypeVar, cast
 
 from .index import Kinds, Parents, walk
@@ -24,7 +26,10 @@ def line_starts(text: str) -> list[int]:
     >>> line_starts("a\\r\\nb\\fc\\n")
     [0, 3, 7]
     """
-    return [0, *(m.end() for m in _NEWLINES.finditer(text))]
+    if "\r" in text:
+        return [0, *(m.end() for m in _NEWLINES.finditer(text))]
+    lengths = map(len, text.split("\n")[:-1])
+    return [0, *map(add, accumulate(lengths), count(1))]
 
 
 class Tree:

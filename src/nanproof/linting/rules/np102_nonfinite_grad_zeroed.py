@@ -16,7 +16,7 @@ _HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
 
 
 def check(node: ast.Module, module: Module) -> Iterator[Found]:
-    if in_tests(module) or not any(word in module.text for word in NAN_WORDS):
+    if ("grad" not in module.text and "register_hook" not in module.text) or in_tests(module):
         return
     told: set[ast.AST] = set()
     for place, how in (*_replaced(module), *_zeroed(module), *_hooked(module)):
@@ -201,6 +201,6 @@ def train(model, loader, optimizer, criterion, log):
     false_alarm="The gradient of one entry is known to be undefined by construction (a distance of a point to "
     "itself) and zero is its right value. Better: make the forward safe, then there is nothing to clean.",
     nodes=(ast.Module,),
-    words=("grad", "register_hook"),
+    words=NAN_WORDS,
     check=check,
 )

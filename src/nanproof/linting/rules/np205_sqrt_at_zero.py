@@ -124,6 +124,6 @@ tensors are left alone where they can be recognised.
     fix_note="It adds `1e-12` under the root, or raises the bound of the clamp to it: a root of 0 becomes 1e-6.",
     nodes=(ast.Call, ast.BinOp),
     calls=frozenset({*_ROOTS, "pow"}),
-    words=("sqrt", "0.5", "1/2", "1 / 2", ".5"),
+    words=("sqrt", ".5", "1/2", "1 / 2"),
     check=check,
 )

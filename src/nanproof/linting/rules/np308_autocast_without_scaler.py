@@ -18,9 +18,9 @@ _EVAL = re.compile(r"valid|eval|test|infer|predict|sample|generate|encode")
 
 def check(node: ast.With, module: Module) -> Iterator[Found]:
     call = next((c for item in node.items if (c := _autocast(module, item.context_expr))), None)
-    if call is None or in_tests(module) or module.project.scaler or module.facts.trainer or _SCALED.search(module.text):
+    if call is None or in_tests(module) or module.under_no_grad(node) or not _is_float16(module, call):
         return
-    if module.under_no_grad(node) or not _is_float16(module, call) or not _trains(module, node):
+    if not _trains(module, node) or _SCALED.search(module.text) or module.facts.trainer or module.project.scaler:
         return
     given = "float16" if keyword(call, "dtype") is not None else "float16 on CUDA, as no dtype is given"
     yield Found(

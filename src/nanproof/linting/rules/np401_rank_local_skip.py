@@ -22,8 +22,9 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
         return
     if "training_step" in module.text and _STRATEGY.search(module.text):
         yield from _without_a_loss(module)
-    if is_parallel(module):
-        yield from _skipped(module)
+    skipped = list(_skipped(module))
+    if skipped and is_parallel(module):
+        yield from skipped
 
 
 def _without_a_loss(module: Module) -> Iterator[Found]:
