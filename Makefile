@@ -40,6 +40,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
+	$(BIN)/python -m compileall -q src # tests start hundreds of processes; none should compile it again
 	$(BIN)/python scripts/docs.py --check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
 

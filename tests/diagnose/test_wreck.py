@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_a_rate_above_the_config_without_a_resume_is_a_matter_of_the_rate(tmp_pa
     found = diagnose(tmp_path)
     assert found.causes[0].name == "lr-too-high"
     assert "train.log: lr 8.00e-04 from step 1 on; config: 1.0e-4 (config.yaml:1)" in evidence(found)
+
+
+@pytest.mark.parametrize("make", [wrecks.scheduler_wreck, wrecks.double_fp16_wreck, wrecks.autocast_wreck])
+def test_files_named_one_by_one_say_what_their_folder_says(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A log, a config or code that is named is not taken for a checkpoint that cannot be read."""
+    make(tmp_path)
+    whole, files = diagnose(tmp_path), sorted(p for p in tmp_path.rglob("*") if p.is_file())
+    named = diagnose(files)
+    assert [c.name for c in named.causes] == [c.name for c in whole.causes]
+    assert marks(named) == marks(whole)
+
+
+def test_a_checkpoint_without_an_ending_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    wrecks.save(tmp_path / "last", bad="parameter")
+    (tmp_path / "notes").write_text("loss was fine yesterday\n")
+    found = diagnose([tmp_path / "last", tmp_path / "notes"])
+    assert [x.found for x in found.checklist if x.what == "checkpoint"][0].startswith("last: corrupt")
+    assert not any("notes" in x.found for x in found.checklist)
 
 
 @pytest.mark.parametrize(("growth", "amplifies"), [(3.0, True), (1.05, False)])

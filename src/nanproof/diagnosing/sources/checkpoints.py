@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...checkpoint.formats import EXTENSIONS, looks_like_safetensors
 from ...checkpoint.layout import Checkpoint, discover
 from ...checkpoint.report import ScanReport
 from ...checkpoint.scan import scan_checkpoint
@@ -26,12 +27,24 @@ def restored_rate(report: ScanReport) -> float | None:
 
 
 def find_checkpoints(paths: list[Path]) -> list[Checkpoint]:
-    """All checkpoints; what holds none is no finding here."""
+    """All checkpoints; what holds none is no finding here, nor is a file that was named for what else it is."""
     try:
-        found = discover(list(paths))
+        found = discover([p for p in paths if not p.is_file() or _may_be_checkpoint(p)])
     except NanproofError:
         return []
     return [c for c in found if c.items and c.name.rpartition("/")[2] != "training_args.bin"]
+
+
+def _may_be_checkpoint(file: Path) -> bool:
+    """By its name or, a log and a config being text, by its first bytes."""
+    if file.name.lower().endswith((*EXTENSIONS, ".index.json")):
+        return True
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(9)
+            return head.startswith((b"PK\3\4", b"GGUF", b"\x80")) or looks_like_safetensors(head, file.stat().st_size)
+    except OSError:
+        return False
 
 
 def read_checkpoints(found: list[Checkpoint], broke_at: int | None) -> tuple[Part, tuple[ScanReport, ...]]:
