@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := torch,ui,plots,data,gguf,remote,hf,lightning,dev
+EXTRAS := torch,ui,plots,data,gguf,fast,remote,hf,lightning,dev
 # One thread for each test worker: two workers share two cores, and results do not depend on thread count.
 export OMP_NUM_THREADS ?= 1
 SEEDS ?= 200

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanproof.checkpoint.checksum import combine
+from nanproof.checkpoint.checksum import combine, crc32
 from nanproof.checkpoint.finite import Sweep, value_of
+from nanproof.checkpoint.sweep import _buffer, _placed
 from nanproof.floats import FORMATS, Format
 
 SMALL = [f for f in FORMATS if f.bits in (8, 16)]
@@ -67,3 +68,14 @@ def test_value_of_one_code_is_what_decode_says(form: Format) -> None:
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_checksums_of_parts_make_the_checksum_of_the_whole(a: bytes, b: bytes) -> None:
     assert combine(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
+    assert crc32(b, crc32(a)) == zlib.crc32(a + b), "the fast one, where it is installed, is the same checksum"
+
+
+@pytest.mark.parametrize("start", [0, 1, 63, 64, 4095, 4096, 16 << 20, (16 << 20) + 17])
+def test_bytes_are_placed_at_a_cache_line_and_away_from_their_place_in_the_file(start: int) -> None:
+    buffer = _buffer(1 << 18)
+    placed = _placed(buffer, start, start + (1 << 18))
+    address = placed.__array_interface__["data"][0]
+    assert len(placed) == 1 << 18
+    assert address % 64 == 0
+    assert 64 <= (address - start) % 4096 <= 4096 - 64

@@ -66,7 +66,7 @@ def test_a_checkpoint_without_an_ending_is_known_by_its_first_bytes(tmp_path: Pa
     wrecks.save(tmp_path / "last", bad="parameter")
     (tmp_path / "notes").write_text("loss was fine yesterday\n")
     found = diagnose([tmp_path / "last", tmp_path / "notes"])
-    assert [x.found for x in found.checklist if x.what == "checkpoint"][0].startswith("last: corrupt")
+    assert next(x.found for x in found.checklist if x.what == "checkpoint").startswith("last: corrupt")
     assert not any("notes" in x.found for x in found.checklist)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import IO
 
 from .archive import Archive
+from .checksum import crc32
 from .source import Source, Window
 
 _CHUNK = 1 << 20
@@ -53,7 +53,7 @@ def _correct_checksums(archive: Archive, base: int, file: IO[bytes], patches: li
         crc = 0
         file.seek(at)
         for start in range(0, size, _CHUNK):
-            crc = zlib.crc32(file.read(min(_CHUNK, size - start)), crc)
+            crc = crc32(file.read(min(_CHUNK, size - start)), crc)
         for place in archive.crc_places(name):
             file.seek(base + place)
             file.write(crc.to_bytes(4, "little"))

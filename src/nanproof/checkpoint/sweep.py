@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from .checksum import combine
+from .checksum import combine, crc32
 from .contents import Columns, Contents, element
 from .finite import Bytes, Sweep
 from .source import Source
@@ -220,7 +219,7 @@ def _run(source: Source, task: _Task, buffer: Bytes, lock: threading.Lock, faile
         source.read_into(data.data, task.start)
         for region in task.regions:
             piece = data[region.start - task.start : region.end - task.start]
-            if region.crc is not None and zlib.crc32(piece.data) != region.crc:
+            if region.crc is not None and crc32(piece.data) != region.crc:
                 failed.append(region.start)
             for span in region.spans:
                 _feed(span, span.sweep, data, task.start, task.end)
@@ -237,7 +236,7 @@ def _run_block(source: Source, task: _Task, buffer: Bytes, lock: threading.Lock)
         data = _placed(buffer, at, min(at + chunk, task.end))
         source.read_into(data.data, at)
         if region.crc is not None:
-            crc = zlib.crc32(data.data, crc)
+            crc = crc32(data.data, crc)
         for span, sweep in mine:
             _feed(span, sweep, data, at, at + len(data))
     with lock:

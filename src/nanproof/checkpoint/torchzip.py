@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 from .archive import Archive
+from .checksum import crc32
 from .contents import MAX_TENSORS, Contents, Stored, byte_size, dtype_name, element
 from .flaws import damaged, refused, unreadable
 from .inert import ArrayRef, Inert, Storage, TensorRef, is_dangerous, is_nested, is_usual, sizes
@@ -29,7 +29,7 @@ def read_torch_zip(source: Source, *, check: bool = True) -> Contents:
     if size > MAX_PICKLE:
         raise refused(f"data.pkl has {size >> 20} MB; more than {MAX_PICKLE >> 20} MB are not taken apart")
     data = read(source, at, size)
-    if check and zlib.crc32(data) != crc:
+    if check and crc32(data) != crc:
         raise damaged("data.pkl fails its checksum")
     _check_byte_order(source, archive, prefix)
     loaded = load_whole(data)
@@ -49,7 +49,7 @@ def read_torch_zip(source: Source, *, check: bool = True) -> Contents:
         start, size, crc = archive.place(name)
         if name.startswith(f"{prefix}data/") or size > _SMALL:
             contents.checksums.add(start, size, crc)
-        elif name != pickles[0] and zlib.crc32(read(source, start, size)) != crc:
+        elif name != pickles[0] and crc32(read(source, start, size)) != crc:
             raise damaged(f"{name[:80]} fails its checksum")
     return contents
 
