@@ -130,11 +130,11 @@ class Worker:
         self._process.communicate()
 
 
-GENERATIONS = 4
+GENERATIONS = 6
 """How often all processes are started anew: where one happens to lie in memory makes it faster or slower."""
 
 
-def measure_both(seconds: float = 30.0, warmup: int = STEPS_BEFORE, generations: int = GENERATIONS) -> str:
+def measure_both(seconds: float = 15.0, warmup: int = STEPS_BEFORE, generations: int = GENERATIONS) -> str:
     """Measure both pairs; the table in Markdown."""
     from measure import ratio
 
