@@ -89,10 +89,10 @@ def _buffer(size: int) -> Bytes:
 
 
 def _placed(buffer: Bytes, start: int, end: int) -> Bytes:
-    """Where to put the bytes of a file from ``start`` to ``end``: at a cache line, for the passes over them, and
+    """Where to put the bytes of a file from ``start`` to ``end``.
 
-    well after the place in the page where they lie in the file: some processors copy five times slower to a
-    place less than 32 bytes after it.
+    At a cache line, for the passes over them; and not where in a page they lie in the file or shortly after: to
+    less than 32 bytes after it, some processors copy five times slower.
     """
     at = (start // 64 * 64 + 256) % PAGE
     return buffer[at : at + end - start]

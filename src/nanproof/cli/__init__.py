@@ -9,8 +9,7 @@ from ..collector import loading
 
 def main() -> None:
     """Run what ``sys.argv`` says; ends with SystemExit."""
-    with loading():
-        from .shell import nanproof
+    from .shell import nanproof
 
     nanproof(prog_name="nanproof")
 
