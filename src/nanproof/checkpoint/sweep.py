@@ -92,7 +92,7 @@ def _placed(buffer: Bytes, start: int, end: int) -> Bytes:
     """Where to put the bytes of a file from ``start`` to ``end``.
 
     At a cache line, for the passes over them; and not where in a page they lie in the file or shortly after: to
-    less than 32 bytes after it, some processors copy five times slower.
+    less than 32 bytes after it, some processors copy several times slower.
     """
     at = (start // 64 * 64 + 256) % PAGE
     return buffer[at : at + end - start]
