@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 try:
-    from isal.isal_zlib import crc32  # of the extra "fast"; at least twice as fast
+    from isal.isal_zlib import crc32  # of the extra "fast"
 except ImportError:
     from zlib import crc32
 

@@ -14,6 +14,12 @@ def looks_like_safetensors(head: bytes, size: int) -> bool:
     return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") + 8 <= size
 
 
+def may_be_checkpoint(name: str, head: bytes, size: int) -> bool:
+    """By its name or its first nine bytes; logs, configs and code are neither."""
+    known = name.lower().endswith((*EXTENSIONS, ".index.json")) or head.startswith((b"PK\3\4", b"GGUF", b"\x80"))
+    return known or looks_like_safetensors(head, size)
+
+
 def read_file(source: Source, *, check: bool = True) -> Contents:
     """The contents of one file, whatever it is; raises `Flaw` when it is nothing known."""
     if source.size == 0:

@@ -38,7 +38,7 @@ class Local:
     """This machine's files."""
 
     def kind(self, path: str) -> str | None:
-        if os.path.isdir(path):  # noqa: PTH112 - pathlib takes longer to load than a small file to scan
+        if os.path.isdir(path):  # noqa: PTH112 - pathlib would be loaded for this alone
             return "folder"
         return "file" if os.path.lexists(path) else None  # a dangling or looping link gets a verdict, not an error
 

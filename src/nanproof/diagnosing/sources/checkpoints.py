@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...checkpoint.formats import EXTENSIONS, looks_like_safetensors
+from ...checkpoint.formats import may_be_checkpoint
 from ...checkpoint.layout import Checkpoint, discover
 from ...checkpoint.report import ScanReport
 from ...checkpoint.scan import scan_checkpoint
@@ -36,15 +36,11 @@ def find_checkpoints(paths: list[Path]) -> list[Checkpoint]:
 
 
 def _may_be_checkpoint(file: Path) -> bool:
-    """By its name or, a log and a config being text, by its first bytes."""
-    if file.name.lower().endswith((*EXTENSIONS, ".index.json")):
-        return True
     try:
         with file.open("rb") as opened:
-            head = opened.read(9)
-            return head.startswith((b"PK\3\4", b"GGUF", b"\x80")) or looks_like_safetensors(head, file.stat().st_size)
+            return may_be_checkpoint(file.name, opened.read(9), file.stat().st_size)
     except OSError:
-        return False
+        return True  # the scan will say why it cannot be read
 
 
 def read_checkpoints(found: list[Checkpoint], broke_at: int | None) -> tuple[Part, tuple[ScanReport, ...]]:
