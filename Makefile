@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | chaos | peers | soak | wheel | docs: each sets up what it needs by itself.
+# make help lists the targets: each sets up what it needs by itself.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
@@ -9,19 +9,30 @@ EXTRAS := torch,ui,plots,data,gguf,fast,remote,hf,lightning,dev
 # One thread for each test worker: two workers share two cores, and results do not depend on thread count.
 export OMP_NUM_THREADS ?= 1
 SEEDS ?= 200
+MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench chaos peers soak wheel docs setup clean
+.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes portability pages versions wheel docs setup clean pictures
 
 help:
-	@echo "make demo   set up and run the story: a training run dies, nanproof keeps it alive"
+	@echo "make demo   set up and run the story: a training run dies, one command finds its cure, the cured run trains"
 	@echo "make test   set up, check types and style, run all tests"
+	@echo "make test-fast    tests without the cases, several ranks and the browser, for the inner loop"
+	@echo "make portability  train the cases under three instruction sets and ten seeds; writes docs/cases/README.md"
+	@echo "make pages        measure the four cases again and write their pages in docs/cases"
+	@echo "make versions     run the tests under the oldest, a middle and the newest torch; writes docs/versions.md"
+	@echo "make coverage     all tests, and the lines that none of them runs"
 	@echo "make lint   ruff and mypy --strict"
 	@echo "make bench  measure the cost side by side, as ratios"
+	@echo "make cure-bench   cure twenty dying programs, beside two baselines; writes docs/cure.md"
 	@echo "make chaos  the fault-injection campaign (SEEDS=2000 a longer one, SEED=numeric:17 one trial again)"
+	@echo "make fuzz   look for inputs that break a reader (MINUTES=10 in all)"
+	@echo "make load   a thousand clients at once on the page of watch --web"
 	@echo "make peers  what other libraries make of the same faults"
+	@echo "make engines  DDP to DeepSpeed and Ray, bare and guarded, with the real libraries; writes docs/engines.md"
 	@echo "make soak   100,000 guarded steps with rare faults"
+	@echo "make spikes healthy runs of many kinds: how often the guard would veto a step of them; writes docs/guard.md"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make docs   regenerate the generated pages in docs/"
 
@@ -32,7 +43,7 @@ $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python -m nanproof case radiodiff --story --out "runs/demo-$$(date +%Y%m%d-%H%M%S)"
+	@$(BIN)/python scripts/demo.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -42,25 +53,63 @@ lint: $(READY)
 test: lint
 	$(BIN)/python -m compileall -q src # tests start hundreds of processes; none should compile it again
 	$(BIN)/python scripts/docs.py --check
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# no cases, no ranks (processes that talk to each other), no browser, no campaigns, no other trainers
+SLOW := tests/cases tests/chaos tests/integrations tests/guard/test_ranks.py tests/run/test_torchrun.py \
+  tests/run/test_rollout.py tests/watch/test_browser.py tests/test_wheel.py tests/test_docs.py tests/test_docs_code.py
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(addprefix --ignore=,$(SLOW))
+
+coverage: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+
+portability: $(READY)
+	$(BIN)/python scripts/portability.py
+
+pages: $(READY)
+	for name in mm-ldlm radiodiff lora-sft restran-mhc; do \
+	  $(BIN)/python -m nanproof case $$name --compare --page docs/cases/$$name.md --out "$$(mktemp -d)/$$name"; done
+
+versions: $(READY)
+	$(BIN)/python scripts/versions.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
+cure-bench: $(READY)
+	$(BIN)/python scripts/cure_bench.py
+
 chaos: $(READY)
 	$(BIN)/python scripts/campaign.py --seeds "$(SEEDS)" --seed "$(SEED)"
+
+fuzz: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[fuzz]"
+	$(BIN)/python scripts/fuzzing.py --minutes "$(MINUTES)"
+
+load: $(READY)
+	$(BIN)/python scripts/load.py --write
 
 peers: $(READY)
 	$(BIN)/python scripts/peers.py
 
+engines: $(READY)
+	$(BIN)/python scripts/engines.py
+
 soak: $(READY)
 	$(BIN)/python scripts/soak.py
+
+spikes: $(READY)
+	$(BIN)/python scripts/spikes.py
 
 wheel: $(READY)
 	@$(BIN)/python -m hatchling build -t wheel
 
 docs: $(READY)
 	$(BIN)/python scripts/docs.py
+
+pictures: $(READY)
+	$(BIN)/python scripts/pictures.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

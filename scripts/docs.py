@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import click
+from walk import page as walk_page
 
 from nanproof.cli.shell import nanproof
 from nanproof.files import make_folder, write_atomic
@@ -51,6 +52,7 @@ def main(check: bool) -> int:
         **{DOCS / "rules" / name: text for name, text in rule_pages().items()},
         **{DOCS / "causes" / name: text for name, text in cause_pages().items()},
         DOCS / "cli.md": cli_page(),
+        DOCS / "architecture-walk.md": walk_page(),
         DOCS / "incident.schema.json": json.dumps(schema_of(Incident), indent=2) + "\n",
     }
     stale = [p for p, text in pages.items() if not p.exists() or p.read_text() != text]

@@ -25,7 +25,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script.write_text("\n".join(blocks(page)))
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", str(script)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

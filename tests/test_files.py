@@ -44,7 +44,7 @@ CHILD = "import sys; from nanproof import files; files.write_atomic(sys.argv[1],
 
 def child(code: str, fault: str, *arguments: str) -> int:
     env = {**os.environ, "NANPROOF_FAULT": fault}
-    return subprocess.run([sys.executable, "-c", code, *arguments], env=env, check=False, timeout=60).returncode
+    return subprocess.run([sys.executable, "-c", code, *arguments], env=env, check=False, timeout=600).returncode
 
 
 @pytest.mark.parametrize("point", ["create", "write", "fsync", "rename", "fsync-dir"])
@@ -158,3 +158,18 @@ def test_a_link_is_replaced(tmp_path: Path) -> None:
     files.link("two", tmp_path / "last")
     assert (tmp_path / "last").readlink() == Path("two")
     assert [p.name for p in tmp_path.iterdir()] == ["last"]
+
+
+def test_what_killed_processes_left_is_cleaned_by_the_next_write(tmp_path: Path) -> None:
+    code = "import sys; from nanproof import files; files.write_atomic(sys.argv[1], b'new')"
+    target = tmp_path / "a.bin"
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code, str(target)], env=os.environ | {"NANPROOF_FAULT": "rename:1:kill"})
+    assert len(list(tmp_path.glob(".a.bin.*.tmp"))) == 1  # each cleaned what the one before it had left
+    foreign = tmp_path / ".a.bin.1-00000000.tmp"  # of another machine, where that process may be alive
+    own = tmp_path / f".a.bin.{os.getpid()}-{files._machine()}.tmp"
+    mine = tmp_path / ".a.bin.tmp"
+    for path in (foreign, own, mine):
+        path.write_bytes(b"x")
+    files.write_atomic(tmp_path / "b.bin", b"")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["b.bin", foreign.name, own.name, mine.name])

@@ -175,7 +175,7 @@ def test_the_environment_arms_a_kill(tmp_path: Path) -> None:
     code = "import sys, pathlib; from nanproof import journal; h = pathlib.Path(sys.argv[1]); "
     code += "journal.apply({h / 'a.py': b'x', h / 'pkg/b.py': b'y'}, home=h, why='fix')"
     environment = {**os.environ, "NANPROOF_FAULT": "rename:7:kill"}
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert contents(tmp_path)["a.py"] == b"x"
     assert len(journal.recover(tmp_path)) == 1
@@ -273,3 +273,125 @@ def test_the_home_of_a_file(tmp_path: Path) -> None:
     assert journal.home_of(tmp_path / "src" / "deep" / "a.py") == tmp_path
     files.make_folder(tmp_path / "src" / journal.FOLDER)
     assert journal.home_of(tmp_path / "src" / "deep") == tmp_path / "src"
+
+
+def _forge(home: Path, **fields: object) -> Path:
+    """An application, and then its entry as somebody else would like it."""
+    import json
+
+    done = journal.apply({home / "a.py": b"new"}, home=home, why="fix")
+    entry = home / ".nanproof" / "journal" / done.id / "entry.json"
+    data = json.loads(entry.read_bytes())
+    data["files"][0] |= fields
+    entry.write_text(json.dumps(data))
+    return entry
+
+
+@pytest.mark.parametrize("path", ["{outside}", "../outside.py", "pkg/../../outside.py", "link/outside.py"])
+def test_an_entry_cannot_lead_out_of_the_project(tmp_path: Path, path: str) -> None:
+    home, outside = tmp_path / "project", tmp_path / "outside.py"
+    home.mkdir()
+    (home / "a.py").write_bytes(b"old")
+    (home / "link").symlink_to(tmp_path)
+    outside.write_bytes(b"new")  # the very bytes that the entry says it wrote
+    _forge(home, path=path.format(outside=outside))
+    for act in (journal.undo, journal.recover):
+        with pytest.raises((UsageError, FormatError), match="outside of the project"):
+            act(home)
+    assert outside.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"backup": "../../../../outside.py"},
+        {"backup": "/etc/passwd"},
+        {"new": "x"},
+        {"mode": 1 << 20},
+        {"backup": None},
+    ],
+)
+def test_an_entry_that_makes_no_sense_is_refused(tmp_path: Path, fields: dict[str, object]) -> None:
+    (tmp_path / "a.py").write_bytes(b"old")
+    _forge(tmp_path, **fields)
+    with pytest.raises(FormatError):
+        journal.undo(tmp_path)
+    assert (tmp_path / "a.py").read_bytes() == b"new"
+
+
+def test_a_backup_that_was_exchanged_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"old")
+    done = journal.apply({tmp_path / "a.py": b"new"}, home=tmp_path, why="fix")
+    (tmp_path / ".nanproof" / "journal" / done.id / (done.files[0].backup or "")).write_bytes(b"evil")
+    with pytest.raises(FormatError, match="not what was saved"):
+        journal.undo(tmp_path)
+    assert (tmp_path / "a.py").read_bytes() == b"new"
+
+
+def test_files_outside_of_the_project_are_not_changed(tmp_path: Path) -> None:
+    home, outside = tmp_path / "project", tmp_path / "outside.py"
+    home.mkdir()
+    outside.write_bytes(b"mine")
+    (home / "link.py").symlink_to(outside)
+    with pytest.raises(UsageError, match="outside of the project"):
+        journal.apply({home / "link.py": b"new"}, home=home, why="fix")
+    assert outside.read_bytes() == b"mine"
+
+
+def test_a_file_edited_since_it_was_read_is_refused(tmp_path: Path) -> None:
+    changes = plant(tmp_path)
+    seen = {tmp_path / name: data for name, data in OLD.items()}
+    (tmp_path / "pkg" / "c.py").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"c\.py was edited since it was read"):
+        journal.apply(changes, home=tmp_path, why="fix", seen=seen)
+    assert contents(tmp_path) == {**OLD, "pkg/c.py": b"mine"}
+
+
+def test_a_file_edited_in_the_last_moment_is_left_and_the_others_are_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = plant(tmp_path)
+    whole = os.fsync
+    edited = tmp_path / "pkg" / "b.py"
+
+    def fsync(fd: int) -> None:  # the moment before the rename
+        whole(fd)
+        if ".b.py." in Path(f"/proc/self/fd/{fd}").readlink().name:
+            edited.write_bytes(b"mine")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UsageError, match=r"b\.py was edited in this moment"):
+        journal.apply(changes, home=tmp_path, why="fix")
+    assert contents(tmp_path) == {**OLD, "pkg/b.py": b"mine"}
+
+
+def test_hard_links_and_modes_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"old and longer")
+    (tmp_path / "a.py").chmod(0o640)
+    os.link(tmp_path / "a.py", tmp_path / "same.py")
+    journal.apply({tmp_path / "a.py": b"new"}, home=tmp_path, why="fix")
+    assert (tmp_path / "same.py").read_bytes() == b"new"
+    assert (tmp_path / "a.py").stat().st_nlink == 2
+    journal.undo(tmp_path)
+    assert (tmp_path / "same.py").read_bytes() == b"old and longer"
+    assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("fault", ["write", "fsync"])
+def test_a_hard_link_killed_half_way_is_recovered(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "a.py").write_bytes(b"old and longer")
+    os.link(tmp_path / "a.py", tmp_path / "same.py")
+    code = "import sys, pathlib; from nanproof import journal; home = pathlib.Path(sys.argv[1]);"
+    code += "journal.apply({home / 'a.py': b'new'}, home=home, why='fix')"
+    kills = 0
+    for turn in range(1, 12):
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], env=os.environ | {"NANPROOF_FAULT": f"{fault}:{turn}:kill"}
+        )
+        if run.returncode == 0:
+            break
+        kills += 1
+        journal.recover(tmp_path)
+        assert (tmp_path / "same.py").read_bytes() == b"old and longer"
+        assert (tmp_path / "a.py").stat().st_nlink == 2
+    assert kills >= 3

@@ -6,8 +6,9 @@
     ├── DriftError       what a checkpoint would restore disagrees with what was configured
     ├── DesyncError      the ranks of a distributed run fell out of step
     ├── LockedError      a folder belongs to another live process
-    ├── FormatError      a file is not what it claims to be, or comes from a newer nanproof
-    └── GuardStop        the guard ended the run on purpose (exit code 66)
+    └── FormatError      a file is not what it claims to be, or comes from a newer nanproof
+
+    GuardStop            the guard ended the run on purpose: a SystemExit with code 66, not an Exception
 
 Each carries one sentence that says what happened and, in ``hint``, what to do next:
 
@@ -58,15 +59,19 @@ class FormatError(NanproofError, ValueError):
     """A file is not what it claims to be, or was written by a newer nanproof."""
 
 
-class GuardStop(NanproofError, SystemExit):
+class GuardStop(SystemExit):
     """The guard ended the run on purpose.
 
-    Being a SystemExit too, it ends a script that does not catch it with exit code 66, so that a launcher can
-    tell a stop on purpose from a crash; what happened is in the log.
+    A SystemExit and not an Exception: ``except Exception: continue`` cannot swallow it, and a script that does not
+    catch it ends with exit code 66, so that a launcher can tell a stop on purpose from a crash.
     """
 
-    exit_code = 66
+    exit_code: ClassVar[int] = 66
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.code = self.exit_code
+        super().__init__(self.exit_code)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message.rstrip('.')}. Next: {self.hint}" if self.hint else self.message

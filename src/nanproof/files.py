@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -127,12 +130,52 @@ def _sync_folder(folder: Path) -> None:
 
 def _beside(path: Path) -> Path:
     """A name in the same folder (rename is atomic only within one filesystem) that no reader takes for real."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _clean(path.parent)
+    return path.with_name(f".{path.name}.{os.getpid()}-{_machine()}.tmp")
+
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)-([0-9a-f]{8})\.tmp")
+_cleaned: set[str] = set()
+
+
+@functools.cache
+def _machine() -> str:
+    """This machine and this namespace of processes: elsewhere the same number means another process."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        space = 0
+    return f"{zlib.crc32(f'{socket.gethostname()}/{space}'.encode()):08x}"
+
+
+def _clean(folder: Path) -> None:
+    """Remove what a killed process of this machine left in a folder; once for each folder that is written to."""
+    if str(folder) in _cleaned:
+        return
+    _cleaned.add(str(folder))
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found and found[2] == _machine() and not _is_alive(int(found[1])):
+                with suppress(OSError):
+                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
 
 
 @contextmanager
-def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def atomic_file(path: str | os.PathLike[str], *, check: Callable[[], None] | None = None) -> Iterator[IO[bytes]]:
     """A binary file that appears under ``path``, whole, when the block ends, and not at all if it raises.
+
+    ``check`` is called right before the file takes its name, and may raise to prevent it.
 
     >>> import tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "weights.bin"
@@ -151,6 +194,8 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             file.flush()
             _fault("fsync")
             os.fsync(file.fileno())
+        if check is not None:
+            check()
         _fault("rename")
         os.replace(temporary, target)
     except BaseException:
@@ -158,6 +203,24 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             temporary.unlink()
         raise
     _sync_folder(target.parent)
+
+
+def write_in_place(path: str | os.PathLike[str], data: bytes) -> None:
+    """New bytes for a file that keeps its other names; a kill half-way tears it, so a copy must exist elsewhere."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        allowed = _fault("write", memoryview(data))
+        assert allowed is not None
+        done = 0
+        while done < len(allowed):
+            done += os.write(fd, allowed[done:])
+        if done < len(data):
+            raise OSError(errno.ENOSPC, f"only {done} of {len(data)} bytes were written")
+        os.ftruncate(fd, len(data))
+        _fault("fsync")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
@@ -228,10 +291,17 @@ def remove(path: str | os.PathLike[str]) -> None:
     _fault("remove")
     if target.is_dir() and not target.is_symlink():
         hidden = _beside(target)
-        os.rename(target, hidden)
+        with suppress(FileNotFoundError):  # what a killed process left may have been cleaned by this moment
+            os.rename(target, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
     else:
         target.unlink(missing_ok=True)
+
+
+def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy a file with its permissions and times, into a scratch folder: nothing waits for the disk."""
+    _fault("create")
+    shutil.copy2(source, target)
 
 
 def link(target: str, path: str | os.PathLike[str]) -> None:
@@ -350,7 +420,9 @@ class Lock:
     def release(self) -> None:
         """Give the lock back; harmless when it is not held."""
         if self._fd is not None:
-            os.close(self._fd)
+            with suppress(OSError):  # a program may have closed every file, and opened others since
+                if os.fstat(self._fd).st_ino == self.path.stat().st_ino:
+                    os.close(self._fd)
             self._fd = None
 
 

@@ -11,6 +11,9 @@ Each application is a folder ``.nanproof/journal/ID`` that is there before the f
 says which files, with the hashes of their old and new bytes, and beside it lie the old bytes themselves. The file
 ``applied`` marks the end, ``undoing`` the beginning and ``undone`` the end of taking it back. An application with
 neither ``applied`` nor ``undone`` was killed; `recover` takes it back.
+
+An entry is not trusted: paths in it are relative to the project and must stay inside of it once all links are followed,
+so that a journal out of a cloned repository cannot make an undo write elsewhere.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,10 +43,13 @@ class Touched:
     """One file of an application: its hashes, and its permissions; ``old`` is None for a file that was created."""
 
     path: str
+    """Relative to the project."""
     old: str | None
     new: str
     mode: int | None = None
     backup: str | None = None
+    linked: bool = False
+    """Whether the file has other names (hard links), so that it must be written in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,27 +65,37 @@ class Application:
 
 
 def apply(
-    changes: Mapping[Path, bytes], *, home: Path, why: str, details: Mapping[str, Any] | None = None
-) -> Application:
-    """Write new contents into files, journal first, each file atomically and with the permissions it had.
+    changes: Mapping[Path, bytes], *, home: Path, why: str, details: Mapping[str, Any] | None = None,
+    seen: Mapping[Path, bytes] | None = None,
+) -> Application:  # fmt: skip
+    """Write new contents into files, journal first, each file atomically, with the permissions and hard links it had.
 
-    Files that do not exist are created. If one of them cannot be written, those before it are put back.
+    Files that do not exist are created. If one of them cannot be written, or is no longer what it was when it was
+    ``seen`` (by default, when this began), those before it are put back. All files must lie in ``home``.
     """
     recover(home)
-    contents = {_real(path): data for path, data in changes.items()}
+    contents = {_inside(home, path.absolute()): data for path, data in changes.items()}
+    expected = {_inside(home, path.absolute()): data for path, data in (seen or {}).items()}
+    for path, data in expected.items():
+        if _hash(path) != _digest(data):
+            raise UsageError(f"{path} was edited since it was read; nothing was written", hint="run it again")
     _refuse_read_only(contents, home)
     place = files.make_folder(home / FOLDER)
     _keep_out_of_git(home)
     with _Locked(place):
         number = 1 + max((int(a.id) for a in _entries(home)), default=0)
-        application, backups = _intend(f"{number:04d}", contents, why, details or {})
+        application, backups = _intend(f"{number:04d}", home, contents, why, details or {})
         with files.atomic_folder(place / application.id) as folder:
             for name, data in backups.items():
                 files.write_atomic(folder / name, data)
             files.write_atomic(folder / "entry.json", json.dumps(to_json(application), indent=1))
         try:
-            for touched in application.files:
-                _write(Path(touched.path), contents[Path(touched.path)], touched.mode)
+            for touched, (path, data) in zip(application.files, contents.items(), strict=True):
+                _write(path, data, touched, expected=touched.old)
+        except _Changed as changed:
+            _restore(home, application)
+            words = f"{changed.path} was edited in this moment; it was left as it is, and nothing else was changed"
+            raise UsageError(words, hint="run it again") from None
         except OSError as error:
             _restore(home, application)  # if this fails too, the journal has no end mark, and the next run does it
             raise UsageError(f"{error.strerror}; what was written was put back", hint=_ROOM) from error
@@ -102,16 +119,21 @@ def undo(home: Path, id: str | None = None) -> tuple[Path, ...]:
     recover(home)
     chosen = _choose(home, id)
     with _Locked(home / FOLDER):
-        for touched in chosen.files:
-            if (now := _hash(Path(touched.path))) not in (touched.new, touched.old):
+        paths = [_inside(home, touched.path) for touched in chosen.files]
+        for path, touched in zip(paths, chosen.files, strict=True):
+            if (now := _hash(path)) not in (touched.new, touched.old):
                 what = "was removed" if now is None else "was edited"
                 raise UsageError(
-                    f"{touched.path} {what} since {chosen.why} changed it; nothing was undone",
+                    f"{path} {what} since {chosen.why} changed it; nothing was undone",
                     hint=f"the old contents are in {home / FOLDER / chosen.id / (touched.backup or 'entry.json')}",
                 )
-        _refuse_read_only({Path(t.path): b"" for t in chosen.files}, home)
-        _restore(home, chosen)
-    return tuple(Path(t.path) for t in chosen.files)
+        _refuse_read_only(dict.fromkeys(paths, b""), home)
+        try:
+            _restore(home, chosen)
+        except _Changed as changed:
+            words = f"{changed.path} was edited in this moment; what was not yet taken back stays as it is"
+            raise UsageError(words, hint="nanproof lint --undo takes back the rest") from None
+    return tuple(paths)
 
 
 def unfinished(home: Path) -> tuple[Application, ...]:
@@ -157,19 +179,21 @@ class _Locked:
 
 
 def _intend(
-    id: str, contents: Mapping[Path, bytes], why: str, details: Mapping[str, Any]
+    id: str, home: Path, contents: Mapping[Path, bytes], why: str, details: Mapping[str, Any]
 ) -> tuple[Application, dict[str, bytes]]:
     """The record of what is going to happen, and the old bytes by the name of their backup."""
     touched, backups = [], {}
     for i, (path, data) in enumerate(contents.items()):
         old = path.read_bytes() if path.exists() else None
+        inside = path.relative_to(home.resolve()).as_posix()
         name = f"{i:04d}-{path.name}" if old is not None else None
         if name is not None and old is not None:
             backups[name] = old
         touched.append(
             Touched(
-                path=str(path), old=None if old is None else _digest(old), new=_digest(data), backup=name,
+                path=inside, old=None if old is None else _digest(old), new=_digest(data), backup=name,
                 mode=None if old is None else path.stat().st_mode & 0o7777,
+                linked=old is not None and path.stat().st_nlink > 1,
             )
         )  # fmt: skip
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
@@ -182,23 +206,48 @@ def _restore(home: Path, application: Application) -> None:
     folder = home / FOLDER / application.id
     files.write_atomic(folder / "undoing", b"")
     for touched in application.files:
-        path = Path(touched.path)
+        path = _inside(home, touched.path)
         for litter in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
             files.remove(litter)
-        if _hash(path) != touched.new or touched.new == touched.old:
+        now = _hash(path)
+        torn = touched.linked and now is not None and now != touched.old and not _is(home, application, "applied")
+        if touched.new == touched.old or (now != touched.new and not torn):
             continue
         if touched.backup is None:
             files.remove(path)
-        else:
-            _write(path, (folder / touched.backup).read_bytes(), touched.mode)
+            continue
+        if torn and now != touched.new:  # written in place, and killed half-way: or edited since, so it is kept
+            files.write_atomic(folder / f"found-{touched.backup}", path.read_bytes())
+        backup = (folder / touched.backup).read_bytes()
+        if _digest(backup) != touched.old:
+            raise FormatError(f"{folder / touched.backup} is not what was saved", hint="nothing was written from it")
+        _write(path, backup, touched, expected=now)
     files.write_atomic(folder / "undone", b"")
 
 
-def _write(path: Path, data: bytes, mode: int | None) -> None:
-    with files.atomic_file(path) as file:
+class _Changed(Exception):
+    """A file is not what it was a moment ago."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+def _write(path: Path, data: bytes, touched: Touched, *, expected: str | None) -> None:
+    """New contents for a file that still has the expected ones, looked at right before they are replaced."""
+
+    def check() -> None:
+        if _hash(path) != expected:
+            raise _Changed(path)
+
+    if touched.linked and path.exists():  # a rename would part it from its other names
+        check()
+        files.write_in_place(path, data)
+        return
+    with files.atomic_file(path, check=check) as file:
         file.write(data)
-        if mode is not None:
-            os.fchmod(file.fileno(), mode)
+        if touched.mode is not None:
+            os.fchmod(file.fileno(), touched.mode)
 
 
 def _choose(home: Path, id: str | None) -> Application:
@@ -225,17 +274,49 @@ def _entries(home: Path) -> list[Application]:
             raise FormatError(f"{folder} is not a journal entry", hint="move it away") from None
         if isinstance(data, dict) and data.get("version", 0) > VERSION:
             raise FormatError(f"{folder} was written by a newer nanproof", hint="update nanproof")
-        found.append(from_json(Application, data))
+        try:
+            application = from_json(Application, data)
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise FormatError(f"{folder} is not a journal entry", hint="move it away") from None
+        _check(home, folder, application)
+        found.append(application)
     return found
+
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def _check(home: Path, folder: Path, application: Application) -> None:
+    """An entry that could reach beyond the project, or whose fields make no sense, is refused as a whole."""
+    if application.id != folder.name or not application.id.isdigit() or folder.is_symlink():
+        raise FormatError(f"{folder} calls itself {application.id[:20]!r}", hint="move it away")
+    for touched in application.files:
+        name = touched.backup
+        hashes = all(_HASH.fullmatch(h) for h in (touched.new, touched.old) if h is not None)
+        if not hashes or (name is None) != (touched.old is None) or not 0 <= (touched.mode or 0) <= 0o7777:
+            raise FormatError(
+                f"{folder} has an entry for {touched.path[:80]!r} that makes no sense", hint="move it away"
+            )
+        if name is not None and (name != Path(name).name or name.startswith(".") or (folder / name).is_symlink()):
+            raise FormatError(f"{folder} keeps a backup outside of itself", hint="move it away")
+        _inside(home, touched.path)
 
 
 def _is(home: Path, application: Application, mark: str) -> bool:
     return (home / FOLDER / application.id / mark).exists()
 
 
-def _real(path: Path) -> Path:
-    """Through links: replacing a link by a file would leave what it points to as it was."""
-    return path.resolve()
+def _inside(home: Path, path: Path | str) -> Path:
+    """A path with all links followed: replacing a link by a file would leave what it points to as it was.
+
+    It must lie in the project, and not in the journal itself.
+    """
+    root = home.resolve()
+    found = (root / path).resolve()
+    if not found.is_relative_to(root) or found.is_relative_to(root / FOLDER):
+        hint = "it is changed only from within its own project; nothing was written"
+        raise UsageError(f"{path} lies outside of the project {root}", hint=hint)
+    return found
 
 
 def _refuse_read_only(contents: Mapping[Path, bytes], home: Path) -> None:

@@ -11,19 +11,25 @@ words for, are written as the strings "NaN", "Infinity" and "-Infinity", so that
 from __future__ import annotations
 
 import dataclasses
-import math
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from .cards import card
 from .errors import FormatError
+from .jsonform import from_json as from_json
+from .jsonform import to_json as to_json
+from .location import Location as Location
+from .location import TensorFacts as TensorFacts
 
-Kind = Literal["ok", "nonfinite", "overflow", "spike", "headroom", "dead", "guard-failed"]
-Level = Literal["input", "prediction", "loss", "gradient", "parameter", "buffer", "activation", "guard"]
+Kind = Literal[
+    "ok", "pending", "nonfinite", "overflow", "spike", "exception", "headroom", "dead", "unmoved", "guard-failed"
+]
+Level = Literal[
+    "input", "prediction", "loss", "gradient", "parameter", "buffer", "hyperparameter", "activation", "guard"
+]
 Origin = Literal["transient", "range", "data", "state", "scale"]
-Step = Literal["commit", "skip", "rerun", "rollback", "restore", "stop"]
+Step = Literal["commit", "skip", "rerun", "heal", "rollback", "restore", "stop"]
 
 INCIDENT_VERSION = 1
 
@@ -46,7 +52,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement of one step. ``verdict.ok`` is all that most loops need."""
+    """The judgement of one step. ``verdict.ok`` is all that most loops need.
+
+    ``ok`` is true only for a step that was judged and found good; ``pending`` means that it is not judged yet
+    (deferred timing, or a micro-batch whose window is not full).
+    """
 
     kind: Kind
     step: int
@@ -63,6 +73,10 @@ class Verdict:
     def ok(self) -> bool:
         return self.kind == "ok"
 
+    @property
+    def pending(self) -> bool:
+        return self.kind == "pending"
+
     def __str__(self) -> str:
         what = f" {self.level}" if self.level else ""
         names = f" ({', '.join(self.names[:3])}{' …' if len(self.names) > 3 else ''})" if self.names else ""
@@ -71,6 +85,9 @@ class Verdict:
         rank = f" on rank {self.rank}" if self.rank is not None else ""
         origin = f", origin: {self.origin}" if self.origin else ""
         return f"step {self.step:,}: {self.kind}{what}{value}{limit}{names}{rank}{origin}"
+
+    def _repr_html_(self) -> str:
+        return card(str(self), good=None if self.pending else self.ok)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,45 +99,40 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorFacts:
-    """The statistics of one tensor that was looked at closely."""
+class Repair:
+    """A repair that is in force in a run: a module, or a line, that computes in a wider dtype.
 
-    name: str
-    shape: tuple[int, ...]
+    >>> Repair(path="layers.0.mlp", dtype="float32", step=12).name
+    'layers.0.mlp'
+    """
+
+    path: str
+    """The module's path in the model; empty for the model itself; FILE:LINE for a line."""
     dtype: str
-    nan: int = 0
-    posinf: int = 0
-    neginf: int = 0
-    zero: int = 0
-    finite_min: float | None = None
-    finite_max: float | None = None
-    first_bad: tuple[int, ...] | None = None
-    extra: Mapping[str, float] = field(default_factory=dict)
+    step: int
+    """The step since which it is in force."""
+    heavy: bool = False
+    """Whether weights and casts inside are followed, whatever the weights' dtype."""
+    why: str = ""
+    was: str = ""
+    """The dtype that was too small."""
+    proof: str = ""
+    share: float = 0.0
+    """The share of the model's parameters in it."""
+    largest: float = 0.0
+    """The largest value that left it when it was opened."""
 
     @property
-    def bad(self) -> int:
-        return self.nan + self.posinf + self.neginf
+    def name(self) -> str:
+        return self.path or "the whole model"
 
-    @property
-    def census(self) -> str:
-        """What is bad, in words.
+    def to_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = to_json(self)
+        return plain
 
-        >>> TensorFacts(name="w", shape=(2, 3), dtype="float32", nan=1, first_bad=(0, 1)).census
-        '1 NaN of 6 values, first at [0, 1] (float32)'
-        """
-        kinds = ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf"))
-        found = ", ".join(f"{n:,} {kind}" for n, kind in kinds if n) or "nothing bad"
-        first = f", first at {list(self.first_bad)}" if self.first_bad is not None else ""
-        return f"{found} of {math.prod(self.shape):,} values{first} ({self.dtype})"
-
-    def __str__(self) -> str:
-        counts = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf")) if n]
-        total = math.prod(self.shape)
-        state = f"{' + '.join(counts)} of {total:,}" if counts else f"all {total:,} finite"
-        span = f", finite {self.finite_min:.4g} … {self.finite_max:.4g}" if self.finite_min is not None else ""
-        zero = f", {self.zero:,} zero" if self.zero else ""
-        extra = "".join(f", {k}={v:.4g}" for k, v in self.extra.items())
-        return f"{self.name} {list(self.shape)} {self.dtype}: {state}{zero}{span}{extra}"
+    @classmethod
+    def from_json(cls, data: object) -> Repair:
+        return from_json(cls, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +156,8 @@ class Incident:
     bundle: Mapping[str, str] = field(default_factory=dict)
     """Files beside this record: what each is, and its name."""
     notes: tuple[str, ...] = ()
-    location: Mapping[str, Any] | None = None
+    location: Location | None = None
+    """The operation that broke the step, as far as it was found when it happened."""
     version: int = INCIDENT_VERSION
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -154,6 +167,13 @@ class Incident:
         assert isinstance(plain, dict)
         unknown: dict[str, Any] = plain.pop("unknown")
         return unknown | plain
+
+    def _repr_html_(self) -> str:
+        place = self.location
+        facts = {"answer": f"{self.action.kind}: {self.action.reason}", "time": self.time, "rank": f"{self.rank}"}
+        return card(
+            str(self.verdict), facts | {f"note {n}": note for n, note in enumerate(self.notes, 1)}, good=False
+        ) + (place._repr_html_() if place is not None else "")
 
     @classmethod
     def from_json(cls, data: object) -> Incident:
@@ -194,73 +214,3 @@ class Finding:
     help: str = ""
     edits: tuple[Edit, ...] = ()
     safe: bool = False
-
-
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def to_json(value: object) -> Any:
-    """Plain JSON values for records, mappings, sequences and numbers; non-finite numbers become words.
-
-    >>> to_json({"loss": math.nan, "names": ("a", "b")})
-    {'loss': 'NaN', 'names': ['a', 'b']}
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    if dataclasses.is_dataclass(value):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(v) for v in value]
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-T = TypeVar("T")
-
-
-def from_json(cls: type[T], data: object) -> T:
-    """The record that `to_json` wrote; wrong types are refused with the field named."""
-    return typing.cast(T, _read(cls, data, cls.__name__))
-
-
-def _read(kind: Any, data: Any, where: str) -> Any:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return data
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(data, dict):
-            raise FormatError(f"{where} must be an object")
-        hints = typing.get_type_hints(kind)
-        fields = {f.name: f for f in dataclasses.fields(kind)}
-        required = dataclasses.MISSING
-        for name, f in fields.items():
-            if name not in data and f.default is required and f.default_factory is required:
-                raise FormatError(f"{where} has no {name}")
-        return kind(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in data.items() if k in fields})
-    if origin in (typing.Union, types.UnionType):
-        if data is None and type(None) in args:
-            return None
-        return _read(next(a for a in args if a is not type(None)), data, where)
-    if origin is Literal:
-        if data not in args:
-            raise FormatError(f"{where} is {data!r}, not one of {args}")
-        return data
-    if origin is tuple:
-        if not isinstance(data, list):
-            raise FormatError(f"{where} must be a list")
-        return tuple(_read(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
-    if origin is Mapping:
-        if not isinstance(data, dict):
-            raise FormatError(f"{where} must be an object")
-        return {k: _read(args[1], v, f"{where}.{k}") for k, v in data.items()}
-    if kind is float:
-        if isinstance(data, str) and data in _WORDS:
-            return _WORDS[data]
-        if isinstance(data, int | float) and not isinstance(data, bool):
-            return float(data)
-    elif isinstance(data, kind) and not (kind is int and isinstance(data, bool)):
-        return data
-    raise FormatError(f"{where} must be {kind.__name__}, not {type(data).__name__}")

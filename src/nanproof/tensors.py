@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,18 @@ from .floats import Format, find_format
 from .records import TensorFacts
 
 
+@cache
+def device_kinds() -> tuple[str, ...]:
+    """Device types that this process can use: ``cpu``, and the accelerator if there is one.
+
+    A CUDA build on a machine without a GPU names an accelerator all the same, or raises: torch 2.6 does.
+    """
+    if not torch.accelerator.is_available():
+        return ("cpu",)
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
 def facts_of(name: str, tensor: Tensor, extra: Mapping[str, float] | None = None) -> TensorFacts:
     """The statistics of a tensor of any dtype and layout."""
     values = local_values(tensor)
@@ -34,7 +47,7 @@ def facts_of(name: str, tensor: Tensor, extra: Mapping[str, float] | None = None
     first = torch.nonzero(bad)[0].tolist() if bool(bad.any()) else None  # host sync: incident path only
     return TensorFacts(
         name=name,
-        shape=tuple(tensor.shape),
+        shape=tuple(tensor.shape if all(type(n) is int for n in tensor.shape) else values.shape),  # jagged: symbolic
         dtype=str(tensor.dtype).removeprefix("torch."),
         nan=int(nan.sum()),
         posinf=int(posinf.sum()),
@@ -60,13 +73,60 @@ def is_finite(tensor: Tensor, name: str = "tensor") -> bool:
 
 def local_values(tensor: Tensor, name: str = "tensor") -> Tensor:
     """The values that this process holds, strided, real and detached: of a shard, of a sparse or complex tensor."""
-    tensor = tensor.detach()
-    tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's shard
-    if tensor.is_meta:
-        raise UsageError(f"{name} is on the meta device and has no values", hint="load or initialise it first")
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    sparse = tensor.layout in _SPARSE and not hasattr(tensor, "_local_tensor")
+    parts = parts_of(tensor.detach().to_dense() if sparse else tensor)
+    if not parts and tensor.is_meta:
+        raise UsageError(f"{name} is on the meta device and has no values", hint="load or initialize it first")
+    if not parts:
+        if tensor.numel():
+            raise UsageError(f"{name} has no memory that can be read ({type(tensor).__name__})", hint="leave it out")
+        return tensor.detach().as_subclass(Tensor)
+    return parts[0] if len(parts) == 1 else torch.cat([p.reshape(-1) for p in parts])
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """The plain strided tensors that hold a tensor's values here; none when it has no memory to read.
+
+    >>> [p.shape[0] for p in parts_of(torch.eye(3).to_sparse())]
+    [3]
+    >>> parts_of(torch.empty(2, device="meta"))
+    []
+
+    Reading a tensor without memory (meta, fake, the zero tensors of forward-mode AD) can end the process.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if hasattr(tensor, "_local_tensor"):  # a DTensor's shard
+            return parts_of(tensor._local_tensor)
+        if hasattr(type(tensor), "__tensor_flatten__"):  # jagged and quantized tensors are made of plain ones
+            inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # type: ignore[attr-defined]
+            parts = [p for t in inner if isinstance(t, Tensor) and t is not tensor for p in parts_of(t)]
+            return [p for p in parts if p.is_floating_point()] or parts  # not the offsets beside the values
+        if tensor.is_meta or tensor._is_zerotensor() or type(tensor).__name__ in _WITHOUT_VALUES:
+            return []
+        if tensor.is_quantized:
+            return [tensor.int_repr()]
+        tensor = tensor.detach()
+        if tensor.layout in _SPARSE:
+            return parts_of(tensor._values() if tensor.layout == torch.sparse_coo else tensor.values())
+        if tensor.is_nested:
+            return [p for t in tensor.unbind() for p in parts_of(t)]
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
+        if tensor.numel() and not _has_memory(tensor):
+            return []
+        return [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor]
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_WITHOUT_VALUES = ("FakeTensor", "FunctionalTensor")
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether there is anything at its address: not when FSDP has freed the weights that it gathered."""
+    try:
+        return bool(tensor.data_ptr())
+    except RuntimeError:
+        return tensor.device.type not in ("cpu", "cuda")  # other devices need not have addresses
 
 
 def _masks(name: str, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

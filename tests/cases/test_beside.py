@@ -32,7 +32,7 @@ def lay_out(tmp_path: Path, name: str) -> Path:
 
 def lint(folder: Path) -> str:
     words = [sys.executable, "-m", "nanproof", "lint", "--unsafe-fixes", "--beside", "."]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False).stdout
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, check=False).stdout
 
 
 @pytest.mark.slow
@@ -47,12 +47,15 @@ def test_repaired_copies_train(tmp_path: Path, name: str, code: str, file: str, 
     """They run beside the original. What makes these two grow is a matter of their models, not of single lines."""
     copy = lay_out(tmp_path, name)
     before = {p: p.read_bytes() for p in copy.rglob("*.py")}
-    assert f"{code} applied, finding gone, compiles" in lint(copy)
+    said = lint(copy)
+    assert f"{code} applied, finding gone, compiles" in said
+    if name == "mm-ldlm":
+        assert "NP710 training.accumulate_batches is read by no code" in said
     assert {p: p.read_bytes() for p in before} == before
     assert repair in (copy / file).read_text()
     train = ["-m", f"nanproof.cases.{copy.name}.train_stable", "--steps", "3", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    subprocess.run([sys.executable, *train], env=environment, check=True, capture_output=True, timeout=250)
+    subprocess.run([sys.executable, *train], env=environment, check=True, capture_output=True, timeout=600)
     assert read_result(tmp_path / "out").first_bad_step is None
 
 

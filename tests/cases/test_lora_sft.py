@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,7 @@ from nanproof.cases.lora_sft import base, task
 from nanproof.cases.lora_sft.train import FOLDER
 from nanproof.cases.result import Result, read_result
 from nanproof.files import read_jsonl
+from support.trainings import Train, run
 
 MODULE = "nanproof.cases.lora_sft.train"
 CASE = find("lora-sft")
@@ -52,23 +49,6 @@ TRAINING = {
 }
 
 
-def run(words: list[str], folder: Path, *, expect: int = 0, given: str = "") -> str:
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], env=env, cwd=folder, capture_output=True, text=True, timeout=900, input=given
-    )
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose runs share one base model; the original has been here, and died."""
-    folder = tmp_path_factory.mktemp("lora")
-    run(["-m", MODULE, "--out", "runs/original", "--steps", "5", "training.save_every=5"], folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, list[dict[str, Any]]]]:
     """Three steps each of: the matrix of load and training, other seeds, and float16 adapters on a tame base model."""
@@ -80,68 +60,63 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result,
     tame = ("0", "model.massive_activations=false", "training.fp16=false")
     lines["half-adapters"] = (*tame, "lora.float32_adapters=false")
     lines["float32-adapters"] = tame
-    run(["-c", SEVERAL], folder, given="\n".join(" ".join((n, *words, SMALL)) for n, words in lines.items()))
+    run("-c", SEVERAL, cwd=folder, given="\n".join(" ".join((n, *words, SMALL)) for n, words in lines.items()))
     return {n: (read_result(folder / n), list(read_jsonl(folder / n / "training_log.jsonl"))) for n in lines}
 
 
 @pytest.mark.slow
-def test_the_original_is_dead_from_its_first_line(root: Path) -> None:
-    result = read_result(root / "runs" / "original")
-    log = list(read_jsonl(root / "runs" / "original" / "training_log.jsonl"))
-    assert [(line["loss"], line["grad_norm"], line["skipped"]) for line in log] == [(0.0, "NaN", True)] * 5
+def test_the_original_is_dead_from_its_first_line(train: Train) -> None:
+    original = train("lora-sft", steps=5)
+    result = original.result
+    assert [(x["loss"], x["grad_norm"], x["skipped"]) for x in original.log] == [(0.0, "NaN", True)] * 5
     assert (result.outcome, result.first_bad_step, result.value) == ("died", CASE.within, 0.0)
     assert result.bad_parameters == 0  # the scaler has left every step out
-    run(["-m", "nanproof", "scan", "runs/original/checkpoints"], root)
+    run("-m", "nanproof", "scan", str(original.folder / "checkpoints"))
 
 
 @pytest.mark.slow
-def test_the_wreck_is_diagnosed_from_its_folder(root: Path) -> None:
-    found = diagnose(root / "runs" / "original")
+def test_the_wreck_is_diagnosed_from_its_folder(train: Train) -> None:
+    found = diagnose(train("lora-sft", steps=5).folder)
     assert found.causes[0].name == CASE.cause
     assert any("hidden by the Trainer's logging_nan_inf_filter" in m.what for m in found.timeline)
     assert any("weights float16, computing in float16" in x.found for x in found.checklist if x.what == "precision")
 
 
 @pytest.mark.slow
-def test_the_guarded_original_stops_and_says_where(root: Path) -> None:
-    run(["-m", "nanproof", "run", "--run-dir", "guard", "-m", MODULE, "--out", "runs/guarded"], root, expect=66)
-    incident = min((root / "guard" / "incidents").iterdir())
-    place = json.loads((incident / "incident.json").read_text())["location"]
+def test_the_guarded_original_stops_and_says_where(train: Train) -> None:
+    guarded = train("lora-sft", policy="default")
+    place = guarded.incident["location"]
     assert place["mechanism"] == CASE.mechanism
     assert ".layers.0.mlp." in place["module"]
     assert "float16" in place["why"]
-    said = run(["-m", "nanproof", "locate", str(incident), "--step", CASE.step], root, expect=1)
-    assert "verified: without this operation the step is finite" in said
-    assert diagnose(root / "guard").causes[0].name == CASE.cause
+    said = run("-m", "nanproof", "locate", str(guarded.guard), "--step", CASE.step, expect=(1,))
+    assert "verified: its inputs are good, its output is not" in said
+    assert diagnose(guarded.guard).causes[0].name == CASE.cause
 
 
 @pytest.mark.slow
-def test_the_stable_one_answers(root: Path) -> None:
-    said = run(["-m", MODULE, "--config-name", "stable", "--out", "runs/stable"], root)
-    result = read_result(root / "runs" / "stable")
-    assert "answer rate 1.00" in said
-    assert result.outcome == "trained", result
-    assert result.largest_activation > torch.finfo(torch.float16).max
-    log = list(read_jsonl(root / "runs" / "stable" / "training_log.jsonl"))
-    assert log[-1]["loss"] < log[0]["loss"] / 2
+def test_the_stable_one_answers(train: Train) -> None:
+    stable = train("lora-sft", "stable")
+    assert stable.result.outcome == "trained", stable.result
+    assert stable.result.largest_activation > torch.finfo(torch.float16).max
+    assert stable.log[-1]["loss"] < stable.log[0]["loss"] / 2
 
 
 @pytest.mark.slow
-def test_the_advised_one_learns_too(root: Path) -> None:
-    run(["-m", MODULE, "--config-name", "advised", "--out", "runs/advised", "--steps", "40"], root)
-    result = read_result(root / "runs" / "advised")
+def test_the_advised_one_learns_too(train: Train) -> None:
+    advised = train("lora-sft", "advised", steps=40)
+    result = advised.result
     assert (result.first_bad_step, result.bad_parameters, result.skipped) == (None, 0, 0)
-    log = list(read_jsonl(root / "runs" / "advised" / "training_log.jsonl"))
-    assert log[-1]["loss"] < log[0]["loss"] / 2
+    assert advised.log[-1]["loss"] < advised.log[0]["loss"] / 2
 
 
 @pytest.mark.slow
-def test_a_smoke_test_before_the_run(root: Path) -> None:
-    """The stable one has one thing against it: massive activations make massive gradients, which training clips."""
-    said = run(["-m", "nanproof", "smoke", f"{MODULE}:smoke_original", "--steps", "3"], root, expect=1)
+def test_a_smoke_test_before_the_run(train: Train, tmp_path: Path) -> None:
+    beside = train("lora-sft", steps=5).folder.parent
+    (tmp_path / "runs").symlink_to(beside)  # the smoke test finds the base model there
+    said = run("-m", "nanproof", "smoke", f"{MODULE}:smoke_original", "--steps", "3", expect=(1,), cwd=tmp_path)
     assert {"loss finite", "gradients finite", "headroom"} <= set(re.findall(r"FAIL  (\w+(?: \w+)?)", said))
-    said = run(["-m", "nanproof", "smoke", f"{MODULE}:smoke_stable", "--steps", "10"], root, expect=1)
-    assert re.findall(r"FAIL  (\w+ \w+)", said) == ["gradient norms"]
+    said = run("-m", "nanproof", "smoke", f"{MODULE}:smoke_stable", "--steps", "10", cwd=tmp_path)
     assert "PASS  loss falls" in said
 
 
@@ -207,13 +182,13 @@ def test_the_tokenizer_gives_back_what_it_was_given() -> None:
 def test_harden_proposes_bfloat16_for_all_of_it(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path / "code", ignore=shutil.ignore_patterns("__pycache__"))
     facts = ["--fact", f"cause={CASE.cause}", "--fact", "gpu=A100"]
-    said = run(["-m", "nanproof", "harden", "code/configs/original.yaml", "--diff", *facts], tmp_path, expect=1)
+    said = run("-m", "nanproof", "harden", "code/configs/original.yaml", "--diff", *facts, expect=(1,), cwd=tmp_path)
     changed = [line[1:].split("#")[0].split() for line in said.splitlines() if line.startswith("+ ")]
     assert changed == [["load_dtype:", "bfloat16"], ["fp16:", "false"], ["bf16:", "true"]]
 
 
 def test_two_precisions_at_once_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    said = run(["-m", MODULE, "--out", "out", "training.bf16=true"], tmp_path, expect=2)
+    said = run("-m", MODULE, "--out", "out", "training.bf16=true", expect=(2,), cwd=tmp_path)
     assert (
         said.splitlines()[-1] == "error: fp16 and bf16 are both on. Next: switch one of them off: training.fp16=false"
     )

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,67 +16,45 @@ from nanproof.cases.radiodiff import model, model_stable
 from nanproof.cases.radiodiff.diffusion import AUTOCAST_DEFAULT
 from nanproof.cases.radiodiff.maps import Maps, draw_maps
 from nanproof.cases.radiodiff.train import FOLDER, make_model
-from nanproof.cases.result import Result, read_result
 from nanproof.cases.settings import load
 from nanproof.files import read_jsonl
+from support.trainings import Train, run
 
 MODULE = "nanproof.cases.radiodiff.train"
 CASE = find("radiodiff")
-STEPS = str(CASE.within)
-
-
-def run(words: list[str], expect: int = 0) -> str:
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", *words], env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def train(out: Path, *words: str) -> tuple[Result, list[dict[str, Any]]]:
-    run([MODULE, "--out", str(out), *words])
-    return read_result(out), list(read_jsonl(out / "training_log.jsonl"))
-
-
-@pytest.fixture(scope="module")
-def wreck(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The original, unguarded, after its death."""
-    out = tmp_path_factory.mktemp("radiodiff") / "original"
-    train(out, "--steps", STEPS)
-    return out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_original_dies_of_scores_too_large_for_float16(tmp_path: Path, seed: int) -> None:
-    words = ["--seed", str(seed), "--steps", STEPS, "--out", str(tmp_path / "out")]
-    run(["nanproof", "run", "--policy", "strict", "-m", "--run-dir", str(tmp_path / "run"), MODULE, *words], expect=66)
-    (incident,) = (tmp_path / "run" / "incidents").iterdir()
-    place = json.loads((incident / "incident.json").read_text())["location"]
+def test_the_original_dies_of_scores_too_large_for_float16(train: Train) -> None:
+    guarded = train("radiodiff", seed=1, policy="strict")
+    place = guarded.incident["location"]
     assert Path(place["file"]).parts[-2:] == ("radiodiff", "model.py")
-    assert (place["function"], place["op"], place["mechanism"]) == ("score", "bmm", CASE.mechanism)
+    assert (place["function"], place["mechanism"]) == ("score", CASE.mechanism)
     assert "float16" in place["why"]
-    if seed == 0:
-        said = run(["nanproof", "locate", str(incident), "--step", CASE.step], expect=1)
-        assert "verified: without this operation the step is finite" in said
+    said = run("-m", "nanproof", "locate", str(guarded.guard), "--step", CASE.step, expect=(1,))
+    assert "verified: its inputs are good, its output is not" in said
 
 
 @pytest.mark.slow
-def test_the_original_ruins_every_parameter_and_its_checkpoints(wreck: Path) -> None:
-    result = read_result(wreck)
+def test_the_original_ruins_every_parameter_and_its_checkpoints(train: Train) -> None:
+    original = train("radiodiff")
+    result = original.result
     assert result.outcome == "died"
+    assert result.first_bad_step is not None
+    assert result.first_bad_step <= CASE.within
     assert result.value == 0.0
-    last = torch.load(wreck / "checkpoints" / "step_000100.pt", weights_only=True)["model"]
+    last = torch.load(original.checkpoints[-1], weights_only=True)["model"]
     bad = [name for name, value in last.items() if not value.isfinite().all()]
     assert len(bad) == result.bad_parameters == len(last)
-    said = run(["nanproof", "scan", str(wreck / "checkpoints")], expect=1)
+    said = run("-m", "nanproof", "scan", str(original.folder / "checkpoints"), expect=(1,))
     turn = re.search(r"last healthy: (step_\d+)\.pt +first bad: (step_\d+)\.pt", said)
     assert turn is not None, said
     assert turn[1] < turn[2]
 
 
 @pytest.mark.slow
-def test_the_wreck_is_diagnosed_from_its_folder(wreck: Path) -> None:
-    found = diagnose(wreck)
+def test_the_wreck_is_diagnosed_from_its_folder(train: Train) -> None:
+    found = diagnose(train("radiodiff").folder)
     assert (found.causes[0].name, found.causes[0].confidence) == (CASE.cause, "strong")
     said = "\n".join(x.found for x in found.checklist if x.what == "precision")
     assert "amp: true reaches autocast at code/diffusion.py" in said
@@ -89,41 +62,38 @@ def test_the_wreck_is_diagnosed_from_its_folder(wreck: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_milestone_brings_its_step_and_its_schedule(tmp_path: Path, wreck: Path) -> None:
-    milestone = str(wreck / "checkpoints" / "step_000010.pt")
-    words = ["--steps", "12", "--resume", milestone, "optimizer.lr=6e-3", "optimizer.min_lr=6e-4"]
-    _, log = train(tmp_path / "rest", *words)
-    before = {line["step"]: line["lr"] for line in read_jsonl(wreck / "training_log.jsonl")}
-    assert {line["step"]: line["lr"] for line in log} == {step: before[step] for step in (11, 12)}
-    checked = run(["nanproof", "diagnose", str(wreck), "--before-resume", milestone], expect=1)
+def test_a_milestone_brings_its_step_and_its_schedule(tmp_path: Path, train: Train) -> None:
+    original = train("radiodiff")
+    milestone = str(original.checkpoints[0])
+    words = ["--steps", "7", "--resume", milestone, "optimizer.lr=6e-3", "optimizer.min_lr=6e-4"]
+    run("-m", MODULE, "--out", str(tmp_path / "rest"), *words)
+    before = {line["step"]: line["lr"] for line in original.log}
+    after = {line["step"]: line["lr"] for line in read_jsonl(tmp_path / "rest" / "training_log.jsonl")}
+    assert after == {step: before[step] for step in (6, 7)}
+    checked = run("-m", "nanproof", "diagnose", str(original.folder), "--before-resume", milestone, expect=(1,))
     assert "healthy" in checked
 
 
 @pytest.mark.slow
-def test_the_guarded_original_keeps_its_weights_finite(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ["--steps", STEPS, "--out", str(out)]
-    said = run(["nanproof", "run", "-m", "--run-dir", str(tmp_path / "run"), MODULE, *words])
-    assert "rolled back" in said
-    assert read_result(out).bad_parameters == 0
-    first, *_ = read_jsonl(out / "training_log.jsonl")
-    run(["nanproof", "scan", str(out / "checkpoints")])
-    assert read_result(out).loss < first["loss"]
+def test_the_guarded_original_keeps_its_weights_finite(train: Train) -> None:
+    guarded = train("radiodiff", policy="default")
+    assert "rolled back" in guarded.output
+    run("-m", "nanproof", "scan", str(guarded.folder / "checkpoints"))
 
 
 @pytest.mark.slow
-def test_the_advice_hides_the_death_and_its_learning_rate_never_comes_into_force(tmp_path: Path) -> None:
-    result, log = train(tmp_path / "out", "--config-name", "advised", "--steps", STEPS)
-    assert all(math.isfinite(float(line["loss"])) for line in log)
-    assert result.bad_parameters > 0
-    assert result.outcome == "died"
+def test_the_advice_hides_the_death_and_its_learning_rate_never_comes_into_force(train: Train) -> None:
+    advised = train("radiodiff", "advised")
+    assert all(math.isfinite(float(line["loss"])) for line in advised.log)
+    assert advised.result.bad_parameters > 0
+    assert advised.result.outcome == "died"
     asked = load(FOLDER / "configs", "advised").optimizer.lr
-    assert log[0]["lr"] > 4 * asked
+    assert advised.log[0]["lr"] > 4 * asked
 
 
 @pytest.mark.slow
-def test_the_stable_one_trains(tmp_path: Path) -> None:
-    result, _ = train(tmp_path / "out", "--config-name", "stable")
+def test_the_stable_one_trains(train: Train) -> None:
+    result = train("radiodiff", "stable").result
     assert result.outcome == "trained", result
     assert result.largest_activation < 100
 
@@ -176,10 +146,10 @@ def test_lint_and_harden_propose_what_heals(tmp_path: Path) -> None:
     """Lint flags the NaN that is replaced, and the precision; harden switches amp off. The scores it does not know."""
     code = tmp_path / "code"
     shutil.copytree(FOLDER, code, ignore=shutil.ignore_patterns("__pycache__"))
-    said = run(["nanproof", "lint", str(code)], expect=1)
+    said = run("-m", "nanproof", "lint", str(code), expect=(1,))
     assert re.findall(r"NP\d+", said) == ["NP103", "NP701"]
     config = str(code / "configs" / "original.yaml")
-    said = run(["nanproof", "harden", config, "--diff", "--fact", f"cause={CASE.cause}"], expect=1)
+    said = run("-m", "nanproof", "harden", config, "--diff", "--fact", f"cause={CASE.cause}", expect=(1,))
     assert [line[1:].split()[:2] for line in said.splitlines() if re.match(r"[+-] ", line)] == [
         ["amp:", "true"],
         ["amp:", "false"],
@@ -196,7 +166,7 @@ def test_lint_and_harden_propose_what_heals(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_said_in_one_sentence(tmp_path: Path, words: list[str], hint: str) -> None:
-    said = run([MODULE, "--out", str(tmp_path / "out"), *words], expect=2)
+    said = run("-m", MODULE, "--out", str(tmp_path / "out"), *words, expect=(2,))
     assert hint in said
     assert "Traceback" not in said
 

@@ -7,6 +7,7 @@ The oracle is the plain one: nothing of nanproof takes part in it. The second sh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import random
 from collections.abc import Iterator
@@ -16,15 +17,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from chaos.workers import Workers
-from nanproof import Guard, Policy
-from support.runs import Batch, Net, digest, make_batches, seed_everything
+from nanproof import Policy
+from nanproof.guard.external import attach
+from support.runs import Batch, Net, digest, guarded, make_batches, seed_everything
 
 WINDOWS = 18
+LAYOUTS = ("single", "ddp", "nested", "fsdp2", "hsdp", "pipeline")
+"""nested: DDP inside another module. hsdp: replicated over two ranks, each a group of shards of its own."""
+DDPS, SHARDED = ("ddp", "nested"), ("fsdp2", "hsdp")
 FIRST = 10
 """Faults come when the guard knows what is normal; before that there are no spikes."""
 NAN, INF = float("nan"), float("inf")
@@ -82,13 +89,15 @@ class Trial:
 def draw(seed: int) -> Trial:
     """A trial from its seed; what is drawn together must make sense together."""
     dice = random.Random(f"numeric:{seed}")
-    layout = dice.choice(["single", "ddp", "fsdp2"])
+    layout = dice.choice(LAYOUTS)
+    if layout == "pipeline":
+        return _draw_pipeline(seed, dice)
     precision = dice.choice(["fp32", "bf16", "bf16 weights", "fp16"])
     accumulate = dice.choice([1, 1, 2, 4])
     drop = dice.choice(["window", "microbatch"]) if accumulate > 1 else "window"
     sites = ["input", "activation", "loss", "gradient"]
     if accumulate == 1 and precision == "fp32":
-        sites += ["transient"] + ["statistics"] * (layout != "fsdp2")
+        sites += ["transient"] + ["statistics"] * (layout not in SHARDED)
     site = dice.choice(sites)
     closure = dice.random() < 0.7 or site == "transient"
     if precision == "fp16":
@@ -106,13 +115,27 @@ def draw(seed: int) -> Trial:
         faults.append(
             Fault(window=window, micro=dice.randrange(accumulate), ranks=ranks, site=here, kind=dice.choice(kinds))
         )
-    able = [o for o in OPTIMIZERS if o != "adafactor" or layout != "fsdp2"]  # torch's own cannot step sharded weights
+    able = [o for o in OPTIMIZERS if o != "adafactor" or layout not in SHARDED]  # torch's own cannot step shards
     return Trial(
         seed=seed, layout=layout, precision=precision, optimizer=dice.choice(able), accumulate=accumulate,
-        drop=drop, closure=closure, rerun=rerun, averaged=layout != "fsdp2" and dice.random() < 0.3,
+        drop=drop, closure=closure, rerun=rerun, averaged=layout not in SHARDED and dice.random() < 0.3,
         # torch takes the norm of bfloat16 gradients in bfloat16, the guard in float32: nearer to the truth, not equal
         max_norm=None if precision == "bf16 weights" else dice.choice([None, 0.1, 1.0, 100.0]),
         snapshot_every=1 if site == "statistics" else dice.choice([None, 3, 7]), faults=tuple(faults),
+    )  # fmt: skip
+
+
+def _draw_pipeline(seed: int, dice: random.Random) -> Trial:
+    """Two stages: a bad input reaches both, a bad gradient only one; the loop is guarded from outside."""
+    faults = []
+    for window in dice.sample(range(FIRST, WINDOWS), dice.randint(1, 3)):
+        site = dice.choice(["input", "gradient"])
+        kind = dice.choice([k for k in SITES[site] if k != "spike"])
+        faults.append(Fault(window=window, micro=0, ranks=(dice.randrange(2),), site=site, kind=kind))
+    return Trial(
+        seed=seed, layout="pipeline", precision="fp32", optimizer=dice.choice(["adamw", "sgd", "radam"]), accumulate=1,
+        drop="window", closure=False, rerun=False, averaged=False, max_norm=None,
+        snapshot_every=dice.choice([None, 3]), faults=tuple(faults),
     )  # fmt: skip
 
 
@@ -146,7 +169,7 @@ def with_faults(trial: Trial, rank: int, *, shown: bool) -> list[Window]:
                 found.append(extra)
             elif trial.drop == "microbatch":
                 # DDP drops the bad one where it is; FSDP2 shards every gradient, so all ranks leave it out
-                extra[fault.micro] = None if mine or trial.layout == "fsdp2" else hit
+                extra[fault.micro] = None if mine or trial.layout in SHARDED else hit
                 found.append(extra)
         found.append(window)
     return found
@@ -169,6 +192,17 @@ class Sharded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(nn.functional.dropout(torch.relu(self.first(x)), 0.2))
+
+
+class Wrapper(nn.Module):
+    """A module of somebody's own around DDP."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
 
 
 class _Break(torch.autograd.Function):
@@ -200,14 +234,17 @@ class Parts:
 
 def build(trial: Trial, rank: int) -> Parts:
     seed_everything(trial.seed)
-    model: nn.Module = Net() if trial.layout != "fsdp2" else Sharded()
+    model: nn.Module = Net() if trial.layout not in SHARDED else Sharded()
     if trial.precision == "bf16 weights":
         model.to(torch.bfloat16)
-    if trial.layout == "ddp":
-        model = DDP(model)
-    elif trial.layout == "fsdp2":
+    if trial.layout in DDPS:
+        model = DDP(model) if trial.layout == "ddp" else Wrapper(DDP(model))
+    elif trial.layout in SHARDED:
+        mesh = (
+            init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")) if trial.layout == "hsdp" else None
+        )
         for part in (model.first, model.last, model):
-            fully_shard(part)
+            fully_shard(part, mesh=mesh)
     optimizer = OPTIMIZERS[trial.optimizer](model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if trial.scaled else None
@@ -242,13 +279,16 @@ def loss_of(parts: Parts, trial: Trial, micro: Micro, spent: set[int]) -> Tensor
 def train_plainly(trial: Trial, rank: int, windows: list[Window]) -> str:
     """The loop as it stands in any training script: no part of nanproof."""
     parts = build(trial, rank)
-    by_hand = trial.layout == "ddp" and trial.drop == "microbatch"
+    by_hand = trial.layout in DDPS and trial.drop == "microbatch"
+    wrapper: Any = parts.model.inner if trial.layout == "nested" else parts.model
     spent: set[int] = set()
     for window in windows:
         present = [m for m in window if m is not None]
         for i, micro in enumerate(present):
             last = i == len(present) - 1 and not by_hand
-            with parts.model.no_sync() if trial.layout == "ddp" and not last else contextlib.nullcontext():
+            if by_hand and i == 0:
+                wrapper.require_forward_param_sync = True  # DDP shares buffers after an update, whoever reduces
+            with wrapper.no_sync() if trial.layout in DDPS and not last else contextlib.nullcontext():
                 loss = loss_of(parts, trial, micro, spent)
                 (loss if parts.scaler is None else parts.scaler.scale(loss)).backward()
         count = _reduce(parts.model, len(present)) if by_hand else len(present)
@@ -283,9 +323,9 @@ def _reduce(model: nn.Module, count: int) -> int:
 def train_guarded(trial: Trial, rank: int, windows: list[Window]) -> tuple[str, list[tuple[Any, ...]]]:
     """The guarded loop; its final state, and the verdict on each window."""
     parts = build(trial, rank)
-    guard = Guard(
+    guard = guarded(
         parts.model, parts.optimizer, scheduler=parts.scheduler, scaler=parts.scaler, ema=parts.ema,
-        max_norm=trial.max_norm, accumulate=trial.accumulate, on_bad_microbatch=trial.drop, window=16,
+        max_norm=trial.max_norm, accumulate=trial.accumulate, on_bad_microbatch=trial.drop, spike_window=16,
         snapshot_every=trial.snapshot_every, policy=Policy(rerun=trial.rerun, lr_backoff=1.0),
         share="nothing" if trial.layout == "single" else "flags",
     )  # fmt: skip
@@ -306,10 +346,70 @@ def train_guarded(trial: Trial, rank: int, windows: list[Window]) -> tuple[str, 
 
 def run(rank: int, trial: Trial) -> dict[str, Any]:
     """One trial, on one rank."""
+    if trial.layout == "pipeline":
+        return run_pipeline(rank, trial)
     with _quietly():
         oracle = train_plainly(trial, rank, with_faults(trial, rank, shown=False))
         harmed = train_plainly(trial, rank, with_faults(trial, rank, shown=True)) != oracle
         state, log = train_guarded(trial, rank, with_faults(trial, rank, shown=True))
+    return {"harmed": harmed, "equal": state == oracle, "log": log}
+
+
+def train_pipeline(
+    trial: Trial, rank: int, windows: list[Window], *, watched: bool
+) -> tuple[str, list[tuple[Any, ...]]]:
+    """Two stages under 1F1B; each rank steps its own optimizer."""
+    seed_everything(trial.seed)
+    whole = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    part = whole[:2] if rank == 0 else whole[2:]
+    schedule = Schedule1F1B(
+        PipelineStage(part, rank, 2, torch.device("cpu")), n_microbatches=2, loss_fn=nn.functional.cross_entropy
+    )
+    optimizer = OPTIMIZERS[trial.optimizer](part.parameters())
+    policy = Policy(rerun=False, lr_backoff=1.0)
+    loop = attach(part, optimizer, policy=policy) if watched else None
+    now: list[Fault | None] = [None]
+
+    def hurt(gradient: Tensor) -> Tensor:
+        fault = now[0]
+        if fault is None or fault.site != "gradient" or rank not in fault.ranks:
+            return gradient
+        broken = gradient.clone()
+        broken.view(-1)[0] = fault.value
+        return broken
+
+    next(part.parameters()).register_hook(hurt)
+    log = []
+    for (micro,) in windows:
+        assert micro is not None
+        (batch, now[0]), x = micro, micro[0].x
+        if now[0] is not None and now[0].site == "input":
+            x = x.clone()
+            x[0, 0] = now[0].value
+        optimizer.zero_grad()
+        schedule.step(x) if rank == 0 else schedule.step(target=batch.y, losses=[])
+        if loop is None:
+            optimizer.step()
+        else:
+            loop.step(optimizer, optimizer.step)
+            log.append(("ok" if loop.carried_out else "bad", loop.guard.tally.steps))
+    if loop is not None:
+        loop.close()
+    return digest(part, [optimizer]), log
+
+
+def run_pipeline(rank: int, trial: Trial) -> dict[str, Any]:
+    """One trial of two stages; both see the same batches, and a fault belongs to a stage, not to a rank's data."""
+    for_both = tuple(dataclasses.replace(f, ranks=(0, 1)) for f in trial.faults)
+    shared, own = dataclasses.replace(trial, faults=for_both), {f.window: f for f in trial.faults}
+    bad: list[Window] = [
+        [(batch, own.get(fault.window) if fault is not None else None) for batch, fault in filter(None, window)]
+        for window in with_faults(shared, 0, shown=True)
+    ]
+    with _quietly():
+        oracle, _ = train_pipeline(trial, rank, with_faults(shared, 0, shown=False), watched=False)
+        harmed = train_pipeline(trial, rank, bad, watched=False)[0] != oracle
+        state, log = train_pipeline(trial, rank, bad, watched=True)
     return {"harmed": harmed, "equal": state == oracle, "log": log}
 
 
@@ -325,7 +425,7 @@ def _quietly() -> Iterator[None]:
 def check(workers: Workers, trial: Trial) -> None:
     """Run a trial on both ranks; an AssertionError says what did not hold."""
     answers = workers.run(run, trial)
-    assert all(a["harmed"] for a in answers), "void: without the guard the faults do no harm"
+    assert any(a["harmed"] for a in answers), "void: without the guard the faults do no harm"
     for rank, answer in enumerate(answers):
         assert answer["equal"], f"rank {rank} is not in the state of the clean run; its verdicts: {answer['log']}"
     first, second = (a["log"] for a in answers)

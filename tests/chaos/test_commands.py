@@ -11,7 +11,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_one_trial_again() -> None:

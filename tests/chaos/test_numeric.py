@@ -96,8 +96,7 @@ def dies(rank: int) -> None:
         guard.step(lambda: model(torch.ones(1, 2)).sum())  # not through DDP, whose own reduction would fail first
 
 
-def test_a_rank_that_dies_is_named_at_once() -> None:
+def test_a_rank_that_dies_ends_no_other() -> None:
     with Workers(deadline=30) as crew, pytest.raises(TrialError) as caught:
         crew.run(dies)
-    assert "DesyncError: rank 0 lost its connection at guarded step 3 to rank 1" in str(caught.value)
-    assert "rank 1: its process ended with 3" in str(caught.value)
+    assert str(caught.value) == "rank 1: its process ended with 3"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import struct
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from checkpoint import writers
 from checkpoint.test_hostile import CAP, PEAK, bare_interpreter
-from nanproof.checkpoint import scan, scan_series
+from nanproof.checkpoint import scan, scan_series, scan_spread
 from nanproof.errors import UsageError
 
 
@@ -31,6 +34,22 @@ def test_two_ranks_print_one_report(tmp_path: Path) -> None:
     both = writers.torchrun("nanproof", "scan", str(tmp_path / "run"), "--json", cwd=tmp_path, module=True)
     assert both.returncode == alone.returncode == 1
     assert json.loads(both.stdout)["series"] == json.loads(alone.stdout)["series"]
+
+
+def test_tasks_in_other_processes_give_the_same_report(tmp_path: Path) -> None:
+    """What is sent to them and what comes back can be pickled, as Ray and every pool of processes need it."""
+    for i in range(1, 8):
+        weight = torch.randn(8 * i, 8)
+        weight[0, 0] = float("nan") if i == 5 else 0.5
+        torch.save({f"w{i}": weight}, tmp_path / f"pytorch_model-{i:05}-of-00007.bin")
+
+    def run(work: Any, shares: list[Any]) -> list[Any]:
+        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+            return list(pool.map(work, shares))
+
+    spread = scan_spread(tmp_path, run, shares=3)
+    assert spread.health == "corrupt"
+    assert spread == scan(tmp_path)
 
 
 def test_remote_files(tmp_path: Path) -> None:

@@ -127,9 +127,10 @@ def test_shared_storage_is_read_once(tmp_path: Path) -> None:
     source.close()
 
 
+E8M0 = getattr(torch, "float8_e8m0fnu", None)  # since torch 2.7
 FLOATS = [
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, *filter(None, [E8M0]),
 ]  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def test_every_float_format(dtype: torch.dtype, way: str, tmp_path: Path) -> Non
         pytest.skip("safetensors does not write this format")
     codes = {
         torch.float8_e4m3fn: 0x7F,
-        torch.float8_e8m0fnu: 0xFF,
+        E8M0: 0xFF,
         torch.float8_e4m3fnuz: 0x80,
         torch.float8_e5m2fnuz: 0x80,
     }
@@ -292,4 +293,4 @@ def test_lists_of_unusual_names_and_executes_none(tmp_path: Path) -> None:
     torch.save({"w": torch.randn(2, 2), "hook": pytest.main}, tmp_path / "odd.pt")
     (note,) = scan(tmp_path / "odd.pt").notes
     assert "_pytest" in note
-    assert "nothing was executed" in note
+    assert "without calling it" in note

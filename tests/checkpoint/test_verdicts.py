@@ -185,3 +185,26 @@ def test_the_detailed_look_counts_exactly(tmp_path: Path) -> None:
     assert (facts.nan, facts.posinf, facts.neginf, facts.first_bad) == (1, 1, 2, (0, 1))
     finite = w[torch.isfinite(w)]
     assert (facts.finite_min, facts.finite_max) == (finite.min().item(), finite.max().item())
+
+
+def test_a_view_of_more_elements_than_can_be_counted_is_damaged(tmp_path: Path) -> None:
+    from checkpoint.corpus import _storage_pickle, _zip
+
+    for shape, stride in (((2**31 - 1,) * 3, (0, 0, 0)), ((0, 2**61, 2**61), (1, 1, 1)), ((2**61, 4), (0, 1))):
+        data = _zip([("archive/data.pkl", _storage_pickle(16, shape, stride)), ("archive/data/0", bytes(64))])
+        path = tmp_path / "huge.pt"
+        path.write_bytes(data)
+        report = scan(path)
+        assert report.health == "damaged"
+        assert "more elements" in report.reasons[0]
+    path.write_bytes(_zip([("archive/data.pkl", _storage_pickle(1, (2**40,), (0,))), ("archive/data/0", bytes(4))]))
+    report = scan(path)
+    assert report.health == "suspect"
+    assert "1,099,511,627,776 elements over 4 bytes" in report.reasons[0]
+
+
+def test_empty_tensors_alone_are_nothing_to_call_healthy(tmp_path: Path) -> None:
+    torch.save({"a": torch.empty(0, 4), "b": torch.empty(0)}, tmp_path / "empty.pt")
+    report = scan(tmp_path / "empty.pt")
+    assert report.health == "suspect"
+    assert "no floating-point number" in report.reasons[0]

@@ -169,7 +169,7 @@ def torchrun(script: str, *arguments: str, cwd: Path, module: bool = False) -> s
         (cwd / "script.py").write_text(textwrap.dedent(script))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
     return subprocess.run(
-        [*command, *target, *arguments], cwd=cwd, text=True, capture_output=True, timeout=200,
+        [*command, *target, *arguments], cwd=cwd, text=True, capture_output=True, timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
 

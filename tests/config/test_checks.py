@@ -58,21 +58,26 @@ def test_clean_configs_are_clean(name: str, tmp_path: Path) -> None:
     assert check_config([path], project) == ()
 
 
-LOADER = "import yaml\ncfg = yaml.safe_load(open('c.yaml'))\nmodel(cfg['lr'], cfg['epochs'], cfg['seed'])\n"
+LOADER = "import yaml\ncfg = yaml.safe_load(open('c.yaml'))\nmodel(cfg['lr'] * 2, cfg['epochs'], cfg['seed'])\n"
+NOISE = """import yaml
+cfg = yaml.safe_load(open('c.yaml'))['train']
+for _ in range(cfg['epochs']):
+    x = x * cfg['noise']
+"""
 
 
 @pytest.mark.parametrize("word", ["1e-4", "1E5", "1.5e4", "2.e4", "3e+4", "-1e-4"])
 def test_np708_is_what_pyyaml_does(word: str, tmp_path: Path) -> None:
     text = f"train:\n  noise: {word}  # note\n  epochs: 3\n"
     assert isinstance(yaml.safe_load(text)["train"]["noise"], str)
-    [finding] = found_in(tmp_path, text)
+    [finding] = found_in(tmp_path, text, NOISE)
     assert (finding.code, finding.line, finding.column, finding.safe) == ("NP708", 2, 10, True)
     [edit] = finding.edits
     fixed = (text.encode()[: edit.start] + edit.text.encode() + text.encode()[edit.end :]).decode()
     assert yaml.safe_load(fixed)["train"]["noise"] == float(word)
     assert OmegaConf.create(fixed).train.noise == OmegaConf.create(text).train.noise
     assert fixed.replace(edit.text, word) == text
-    assert found_in(tmp_path, fixed) == ()
+    assert found_in(tmp_path, fixed, NOISE) == ()
 
 
 @pytest.mark.parametrize(
@@ -206,6 +211,9 @@ def test_np705_between_trainer_and_deepspeed(tmp_path: Path) -> None:
         ('{"fp16": {"enabled": true,\n"loss_scale": 128}}', []),
         ('{"fp16": {"enabled": false,\n"loss_scale": 1}}', []),
         ('{"fp16": {"enabled": true,\n"initial_scale_power": 40}}', [2]),
+        ('{"fp16": {"enabled": true,\n"initial_scale_power": 32}}', [2]),
+        ('{"fp16": {"enabled": true,\n"initial_scale_power": 16}}', []),
+        ('{"bf16": {"enabled": true,\n"loss_scale": 0}}', [2]),
         ('{"fp16": {"enabled": true,\n"loss_scale_window": 2}}', [2]),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nanproof import Guard, Policy
-from support.runs import Net, digest, loss_of, make_batches, seed_everything, with_faults
+from support.runs import Net, digest, guarded, loss_of, make_batches, seed_everything, with_faults
 
 
 def make(init_scale: float = 2.0**10, **options: Any) -> tuple[nn.Module, Any, Any, Guard]:
@@ -16,7 +16,7 @@ def make(init_scale: float = 2.0**10, **options: Any) -> tuple[nn.Module, Any, A
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=5)
-    return model, optimizer, scaler, Guard(model, optimizer, scaler=scaler, max_norm=1.0, window=16, **options)
+    return model, optimizer, scaler, guarded(model, optimizer, scaler=scaler, max_norm=1.0, spike_window=16, **options)
 
 
 def closure(model: nn.Module, batch: Any) -> Any:
@@ -131,7 +131,7 @@ def test_bf16_without_scaler_works_the_same() -> None:
         seed_everything()
         model = Net().to(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        guard = Guard(model, optimizer, max_norm=1.0, window=16)
+        guard = guarded(model, optimizer, max_norm=1.0, spike_window=16)
         for b in batches:
             guard.step(lambda b=b: loss_of(model, type(b)(b.x.bfloat16(), b.y, b.fault)))
         return digest(model, [optimizer])
@@ -146,7 +146,7 @@ def test_judged_norms_do_not_depend_on_the_scale() -> None:
     for scale in (2.0**4, 2.0**10):
         model, _, _, guard = make(init_scale=scale)
         guard.step(closure(model, make_batches(1)[0]))
-        norms.append(guard._post.run._recorder.recent[-1].grad_norm)
+        norms.append(guard._engine.run.recorder.recent[-1].grad_norm)
     assert abs(norms[0] / norms[1] - 1) < 1e-2
 
 

@@ -37,6 +37,8 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Any]] = {
     "SGD": lambda p: o.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
     "SGD-fused": lambda p: o.SGD(p, lr=1e-2, momentum=0.9, fused=True),
 }
+if not hasattr(o, "Muon"):  # since torch 2.9
+    del OPTIMIZERS["Muon"]
 # a third-party optimizer that only follows the protocol
 
 

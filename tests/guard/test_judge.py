@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nanproof.errors import UsageError
 from nanproof.guard.judge import Trends, judge
-from nanproof.guard.policy import History, Means, Policy, decide
+from nanproof.guard.policy import History, Policy, Recoveries, decide
 from nanproof.guard.window import Limits, Window
 from nanproof.records import Action, Reading, Verdict
 
@@ -83,8 +83,23 @@ def test_a_harmful_spike_is_seen_on_every_curve(name: str) -> None:
     limits = window.limits()
     usual = float(np.median(norms[-128:]))
     assert judge(Reading(step=1, loss=float(losses[-1]), grad_norm=1000 * usual, lr=0), limits).kind == "spike"
-    jump = float(losses[-1]) + 20 * max(1.0, abs(float(losses[-1])))
-    assert judge(Reading(step=1, loss=jump, grad_norm=usual, lr=0), limits).kind == "spike"
+
+
+def test_a_large_loss_with_ordinary_gradients_is_no_spike() -> None:
+    window = Window()
+    for _ in range(128):
+        window.add(loss=0.01, grad_norm=1.0)
+    assert judge(Reading(step=1, loss=5.0, grad_norm=2.0, lr=0), window.limits()).ok
+
+
+def test_what_a_run_reaches_now_and_then_is_no_spike() -> None:
+    """One batch in fifty holds a rare class: the median knows nothing of it."""
+    window = Window()
+    for i in range(1000):
+        window.add(loss=0.01, grad_norm=1.0 if i < 64 or i % 50 == 0 else 0.02 + 0.001 * (i % 3))
+    limits = window.limits()
+    assert judge(Reading(step=1, loss=1.0, grad_norm=1.5, lr=0), limits).ok
+    assert judge(Reading(step=1, loss=1.0, grad_norm=20.0, lr=0), limits).kind == "spike"
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300))
@@ -95,7 +110,6 @@ def test_nothing_non_finite_enters_the_window(values: list[float]) -> None:
     state = window.state_dict()
     assert all(math.isfinite(v) for v in state["losses"] + state["norms"])
     limits = window.limits()
-    assert not math.isnan(limits.loss)
     assert not math.isnan(limits.grad_norm)
 
 
@@ -105,7 +119,6 @@ def test_one_outlier_does_not_widen_the_limits() -> None:
         window.add(loss=2.0 + 0.01 * (i % 5), grad_norm=1.0)
     before = window.limits()
     window.add(loss=1e9, grad_norm=1e9)
-    assert window.limits().loss == pytest.approx(before.loss, rel=0.02)
     assert window.limits().grad_norm == pytest.approx(before.grad_norm, rel=0.02)
 
 
@@ -118,19 +131,19 @@ def test_a_window_round_trips() -> None:
     assert b.limits() == a.limits()
 
 
-KINDS = ["nonfinite", "overflow", "spike", "headroom", "dead", "ok"]
+KINDS = ["nonfinite", "overflow", "spike", "headroom", "dead", "unmoved", "pending", "exception", "ok"]
 LEVELS = [None, "input", "prediction", "loss", "gradient", "parameter", "buffer"]
 ORIGINS = [None, "transient", "range", "data", "state", "scale"]
 
 
 def everything() -> Any:
     for kind, level, origin, consecutive, rollbacks, restores, snapshot, checkpoint, mode in itertools.product(
-        KINDS, LEVELS, ORIGINS, (0, 4, 5, 6), ((), (1,), (1, 2, 3)), (0, 1), (False, True), (False, True),
+        KINDS, LEVELS, ORIGINS, (0, 4, 5, 6), ((), (1,), (1, 2, 3)), (0, 1), (None, 3), (False, True),
         ("protect", "stop", "observe"),
     ):  # fmt: skip
         verdict = Verdict(kind=kind, step=10, level=level, origin=origin)  # type: ignore[arg-type]
         history = History(consecutive=consecutive, rollbacks=rollbacks, restores=restores)
-        means = Means(snapshot=snapshot, checkpoint=checkpoint)
+        means = Recoveries(snapshot=snapshot, checkpoint=checkpoint)
         yield verdict, history, Policy(mode=mode), means, decide(verdict, history, Policy(mode=mode), means)  # type: ignore[arg-type]
 
 
@@ -146,7 +159,7 @@ def test_what_the_policy_may_never_do() -> None:
         if harmful and policy.mode == "protect":
             assert action.kind != "commit", "a harmful step is never carried out"
         if action.kind == "rollback":
-            assert means.snapshot
+            assert means.snapshot is not None
             assert len(history.rollbacks) < policy.max_rollbacks
         if action.kind == "restore":
             assert means.checkpoint
@@ -163,7 +176,7 @@ def test_what_the_policy_may_never_do() -> None:
 def test_every_endless_failure_ends() -> None:
     """Whatever is bad for ever, the number of bad steps is bounded."""
     for origin, means in itertools.product(
-        ORIGINS[2:5], (Means(), Means(snapshot=True), Means(snapshot=True, checkpoint=True))
+        ORIGINS[2:5], (Recoveries(), Recoveries(snapshot=3), Recoveries(snapshot=3, checkpoint=True))
     ):
         policy, history = Policy(), History()
         for step in range(10_000):

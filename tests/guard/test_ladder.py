@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nanproof import Guard, Policy
-from nanproof.errors import GuardStop, UsageError
+from nanproof.errors import GuardStop
 from support.runs import loss_of, make_batches, make_run, seed_everything, with_faults
 
 
@@ -108,29 +108,38 @@ def test_consecutive_skips_give_way_to_a_rollback_with_a_lower_rate() -> None:
     run = make_run(snapshot_every=5, policy=Policy(max_consecutive=3, lr_backoff=0.5, lr_recovery=4))
     batches = make_batches(30)
     run.feed(batches[:12])
-    at_ten = make_run(snapshot_every=5)
-    at_ten.feed(batches[:10])
+    before = run.digest()
     run.feed([bad()] * 4)
     actions = run.guard.tally.actions
     assert (actions["skip"], actions["rollback"]) == (3, 1)
-    assert run.digest() == at_ten.digest(), "a rollback is the older state, bit for bit"
-    assert run.guard._post.backoff.factor == 0.5
+    assert run.digest() == before, "the first rollback goes to where the streak began: no update is lost"
+    assert (run.guard.tally.updates, run.guard.tally.undone) == (12, 0)
+    assert run.guard._engine.backoff.factor == 0.5
     lr = run.optimizer.param_groups[0]["lr"]
     run.feed(batches[12:20])
-    assert run.guard._post.backoff.factor == 1.0
+    assert run.guard._engine.backoff.factor == 1.0
     assert run.optimizer.param_groups[0]["lr"] == pytest.approx(lr * 0.99**8), "the schedule itself is not disturbed"
 
 
 def test_a_second_rollback_goes_further_back_then_the_run_stops() -> None:
     run = make_run(snapshot_every=5, policy=Policy(max_consecutive=2))
     run.feed(make_batches(12))
-    with pytest.raises(GuardStop, match=r"2 bad steps in a row after 2 rollbacks.*Next: nanproof diagnose") as stop:
+    with pytest.raises(GuardStop, match=r"2 bad steps in a row after 3 rollbacks.*Next: nanproof diagnose") as stop:
         run.feed([bad()] * 20)
     assert stop.value.exit_code == 66
-    assert run.guard.tally.actions["rollback"] == 2
-    assert run.guard.tally.updates == 5
-    with pytest.raises(UsageError, match="this guard is closed"):
-        run.guard.step(lambda: loss_of(run.model, make_batches(1)[0]))
+    tally = run.guard.tally
+    assert tally.actions["rollback"] == 3
+    assert (tally.updates, tally.undone) == (5, 7)
+    assert tally.steps == tally.updates + tally.undone + sum(tally.actions[k] for k in ("skip", "rollback", "stop"))
+    for call in (
+        lambda: run.guard.step(lambda: loss_of(run.model, make_batches(1)[0])),
+        lambda: run.guard.backward(loss_of(run.model, make_batches(1)[0])),
+        lambda: run.guard.epoch(),
+    ):
+        with pytest.raises(GuardStop) as again:
+            call()
+        assert again.value is stop.value
+    assert not isinstance(stop.value, Exception), "except Exception cannot swallow it"
 
 
 def test_a_checkpoint_is_restored_before_the_run_stops(tmp_path: Path) -> None:
@@ -186,7 +195,7 @@ def test_bad_parameters_are_found_on_the_cadence_and_rolled_back() -> None:
                 run.optimizer.state[run.model.last.weight]["exp_avg_sq"][0, 0] = float("nan")
         run.feed(batches[6:20])
         assert run.guard.tally.actions["rollback"] >= 1, target
-        assert not run.guard.training.sick(), target
+        assert not run.guard.training.nonfinite(), target
 
 
 def test_a_snapshot_of_a_bad_state_never_pushes_out_a_good_one() -> None:
@@ -195,7 +204,7 @@ def test_a_snapshot_of_a_bad_state_never_pushes_out_a_good_one() -> None:
     with torch.no_grad():
         run.model.last.weight[0, 0] = float("nan")
     run.feed(make_batches(8))
-    healthy = run.guard._post.ring.healthy()
+    healthy = run.guard._engine.snapshots.healthy()
     assert [s.update for s in healthy] == [4]
 
 
@@ -211,11 +220,11 @@ def test_epoch_looks_at_everything_now() -> None:
 
 
 def test_a_persistent_finite_change_is_accepted_not_fatal() -> None:
-    """A new level of the loss looks like spikes; a healthy run must not be stopped for it."""
+    """A new level of the gradients looks like spikes; a healthy run must not be stopped for it."""
     run = make_run(policy=Policy(max_consecutive=3, max_rollbacks=1), snapshot_every=5)
     batches = make_batches(60)
     run.feed(batches[:20])
-    verdicts = [run.guard.step(lambda b=b: loss_of(run.model, b) + 1000.0).kind for b in batches[20:]]
+    verdicts = [run.guard.step(lambda b=b: 1000.0 * loss_of(run.model, b)).kind for b in batches[20:]]
     assert "spike" in verdicts
     assert verdicts[-10:] == ["ok"] * 10
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nanproof import Guard, Incident, Policy, tap
 from nanproof.errors import UsageError
-from support.runs import make_batches, seed_everything
+from support.runs import guarded, make_batches, seed_everything
 
 NAN = float("nan")
 
@@ -20,7 +20,7 @@ NAN = float("nan")
 def make(model: nn.Module | None = None, **options: Any) -> tuple[nn.Module, Guard]:
     seed_everything()
     model = model or nn.Linear(8, 4)
-    return model, Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=Policy(rerun=False), **options)
+    return model, guarded(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=Policy(rerun=False), **options)
 
 
 def test_a_bad_input_is_named_before_what_it_caused() -> None:
@@ -59,7 +59,7 @@ def test_each_loss_component_is_judged_and_named() -> None:
     x = make_batches(1)[0].x
     good = guard.step(lambda: {"text": model(x).mean(), "latent": model(x).square().mean()})
     assert good.ok
-    reading = guard._post.run._recorder.recent[-1]
+    reading = guard._engine.run.recorder.recent[-1]
     assert reading.loss == pytest.approx(reading.components["text"] + 0.1 * reading.components["latent"], rel=1e-5)
     verdict = guard.step(lambda: {"text": model(x).mean(), "latent": model(x).mean() * NAN})
     assert (verdict.level, verdict.names) == ("loss", ("latent",))
@@ -143,11 +143,11 @@ def test_a_compiled_model_is_guarded_without_closure_too() -> None:
 
 def test_watches_read_activations_and_gates_on_their_cadence() -> None:
     model = Tapped()
-    _, guard = make(model, watch_modules=["lin"], watch_params=["*alpha*"], every=3)
+    _, guard = make(model, modules=["lin"], params=["*alpha*"], every=3)
     x = make_batches(1)[0].x
     for _ in range(7):
         guard.step(lambda: model(x).square().mean())
-    seen = [r.watched for r in guard._post.run._recorder.recent]
+    seen = [r.watched for r in guard._engine.run.recorder.recent]
     assert [bool(w) for w in seen] == [True, False, False, True, False, False, True]
     assert set(seen[0]) == {"absmax/lin", "param/alpha"}
     assert seen[0]["param/alpha"] == pytest.approx(0.01)
@@ -156,9 +156,9 @@ def test_watches_read_activations_and_gates_on_their_cadence() -> None:
 
 def test_a_watch_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"no modules match 'blocks\.\*'"):
-        make(watch_modules=["blocks.*"])
+        make(modules=["blocks.*"])
     with pytest.raises(UsageError, match=r"no parameters match '\*gate\*'"):
-        make(watch_params=["*gate*"])
+        make(params=["*gate*"])
 
 
 class Growing(nn.Module):
@@ -178,7 +178,7 @@ class Growing(nn.Module):
 
 def test_shrinking_headroom_warns_before_anything_breaks(caplog: Any) -> None:
     model = Growing()
-    _, guard = make(model, watch_modules=["stream"], every=1)
+    _, guard = make(model, modules=["stream"], every=1)
     x = make_batches(1)[0].x
     verdicts = [guard.step(lambda: model(x).square().mean()) for _ in range(14)]
     assert all(v.kind in ("ok", "headroom") for v in verdicts)

@@ -16,13 +16,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 from nanproof import Guard
 from nanproof.errors import UsageError
+from nanproof.guard import Records
 from nanproof.logs import read
 
 
 def train(loggers: list[Any], bad: int = 4, steps: int = 8) -> Guard:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
-    guard = Guard(model, torch.optim.AdamW(model.parameters()), loggers=loggers)
+    guard = Guard(model, torch.optim.AdamW(model.parameters()), records=Records(loggers=loggers))
     batches = [torch.randn(4, 3) for _ in range(steps)]
     batches[bad - 1][0, 0] = math.nan
     for x in guard.batches(batches):
@@ -70,7 +71,7 @@ run.finish()
 
 def test_wandb(tmp_path: Path) -> None:
     # in a process of its own: it starts a service that does not end with a test
-    subprocess.run([sys.executable, "-c", WANDB, __file__, str(tmp_path)], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", WANDB, __file__, str(tmp_path)], check=True, capture_output=True, timeout=600)
     series = read(next(tmp_path.glob("wandb/offline-run-*/run-*.wandb")))
     losses, skipped = series.columns["nanproof/loss"], series.columns["nanproof/skipped"]
     assert losses.bad.tolist() == [s == 4 for s in range(1, 9)]
@@ -96,4 +97,4 @@ def test_a_logger_that_fails_is_left_out_and_nothing_else(caplog: pytest.LogCapt
 def test_what_is_no_logger_is_refused() -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(UsageError, match="loggers holds a int"):
-        Guard(model, torch.optim.SGD(model.parameters()), loggers=[3])
+        Guard(model, torch.optim.SGD(model.parameters()), records=Records(loggers=[3]))

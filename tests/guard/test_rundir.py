@@ -95,14 +95,14 @@ def test_a_run_that_keeps_failing_does_not_fill_the_disk(tmp_path: Path, monkeyp
 
 
 def test_the_summary_is_loud_and_says_why(tmp_path: Path, caplog: Any) -> None:
-    run = make_run(run_dir=tmp_path, window=16)
+    run = make_run(run_dir=tmp_path, spike_window=16)
     run.feed(with_faults(make_batches(20), {5: "nan", 14: "spike"}))
     run.guard.close()
     said = caplog.records[-1]
     assert said.levelname == "WARNING"
     assert "22 steps, 20 updates, 2 skipped" in said.getMessage()
     assert "1 × nonfinite loss" in said.getMessage()
-    assert "1 × spike loss" in said.getMessage()
+    assert "1 × spike gradient" in said.getMessage()
     assert str(tmp_path / "incidents") in said.getMessage()
 
 
@@ -113,7 +113,7 @@ def test_the_summary_comes_at_the_end_of_a_script_that_never_closes(tmp_path: Pa
         "for i in range(5): g.step(lambda: m(torch.ones(1, 2)).sum() * (float('nan') if i == 3 else 1))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True
     )
     assert "nanproof: 5 steps, 4 updates, 1 skipped" in done.stderr
     assert len(list(read_jsonl(tmp_path / "run" / "training_log.jsonl"))) == 5
@@ -145,9 +145,9 @@ def test_a_full_disk_costs_the_record_never_the_run(tmp_path: Path, caplog: Any)
         files.disarm()
     assert run.guard.tally.updates == 3
     assert "log lines lost" in caplog.text
-    assert "guard-failed, keeping the incident at step 3" in caplog.text
+    assert "guard-failed, keeping an incident" in caplog.text
     run.guard.close()
-    assert "the guard itself failed 1 times" in caplog.records[-1].getMessage()
+    assert "the guard itself failed once" in caplog.records[-1].getMessage()
 
 
 def test_the_guard_s_own_failure_is_loud_and_the_healthy_run_goes_on(monkeypatch: Any, caplog: Any) -> None:
@@ -161,9 +161,9 @@ def test_the_guard_s_own_failure_is_loud_and_the_healthy_run_goes_on(monkeypatch
         raise ZeroDivisionError("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nanproof.guard.probe.Probe.now", broken)
+        patch.setattr("nanproof.guard.readback.Reader.now", broken)
         verdict = run.guard.step(lambda: loss_of(run.model, clean[3]))
-        assert (verdict.kind, verdict.names) == ("guard-failed", ("ZeroDivisionError: a bug of ours",))
+        assert (verdict.kind, verdict.names) == ("guard-failed", ("judging a step: ZeroDivisionError: a bug of ours",))
         # even then a bad step is not carried out
         bad = with_faults(clean, {0: "nan"})[0]
         before = run.digest()
@@ -171,10 +171,10 @@ def test_the_guard_s_own_failure_is_loud_and_the_healthy_run_goes_on(monkeypatch
         assert run.digest() == before
     run.feed(clean[4:])
     assert run.digest() == reference.digest()
-    assert "the guard itself failed at step 4" in caplog.text
+    assert "guard-failed, judging a step: ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.parametrize("broken", ["probe.Probe.look", "snapshots.Ring.take"])
+@pytest.mark.parametrize("broken", ["readback.Signals.look", "snapshots.Snapshots.take"])
 def test_no_other_part_of_the_guard_ends_a_healthy_run(monkeypatch: Any, caplog: Any, broken: str) -> None:
     clean = make_batches(8)
     reference = make_run(snapshot_every=3)
@@ -192,7 +192,7 @@ def test_a_policy_may_stop_when_the_guard_fails(monkeypatch: Any) -> None:
     from nanproof.errors import GuardStop
 
     run = make_run(policy=Policy(on_guard_failure="stop"))
-    monkeypatch.setattr("nanproof.guard.probe.Probe.now", lambda *_: 1 / 0)
+    monkeypatch.setattr("nanproof.guard.readback.Reader.now", lambda *_: 1 / 0)
     with pytest.raises(GuardStop, match=r"guard-failed guard.*the policy stops then"):
         run.feed(make_batches(1))
 
@@ -209,12 +209,13 @@ def test_an_error_of_the_user_s_own_comes_through_untouched() -> None:
 
 
 def test_state_round_trips() -> None:
-    a, b = make_run(window=16), make_run(window=16)
+    a, b = make_run(spike_window=16), make_run(spike_window=16)
     a.feed(with_faults(make_batches(20), {12: "nan"}))
     b.guard.load_state_dict(json.loads(json.dumps(a.guard.state_dict())))
     assert b.guard.state_dict() == a.guard.state_dict()
-    assert b.guard._post.limits(b.guard._post.window) == a.guard._post.limits(a.guard._post.window)
-    assert math.isfinite(b.guard._post.window.limits().loss)
+    windows = [run.guard._engine.groups.all.window for run in (a, b)]
+    assert windows[0].limits() == windows[1].limits()
+    assert math.isfinite(windows[1].limits().grad_norm)
 
 
 def test_batches_hands_out_the_loader_and_remembers_for_incidents(tmp_path: Path) -> None:
@@ -242,9 +243,9 @@ def test_two_guards_for_two_networks(tmp_path: Path) -> None:
 def test_several_optimizers_step_together() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 2))
-    muon = torch.optim.Muon(model[0].parameters(), lr=1e-2)
+    sgd = torch.optim.SGD(model[0].parameters(), lr=1e-2, momentum=0.9)
     adam = torch.optim.AdamW(model[1].parameters(), lr=1e-2)
-    guard = Guard(model, [muon, adam])
+    guard = Guard(model, [sgd, adam])
     before = [p.detach().clone() for p in model.parameters()]
     guard.step(lambda: model(torch.randn(4, 4)).square().mean() * math.nan)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanproof import Guard
 from nanproof.errors import UsageError
-from support.runs import Batch, digest, loss_of, make_batches, seed_everything, with_faults
+from support.runs import Batch, digest, guarded, loss_of, make_batches, seed_everything, with_faults
 
 
 class HostReads(TorchDispatchMode):
@@ -40,10 +40,14 @@ def make(sync: str, fused: bool = True, **options: Any) -> tuple[nn.Module, Any,
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-    return model, optimizer, Guard(model, optimizer, scheduler=scheduler, max_norm=1.0, sync=sync, window=16, **options)
+    return (
+        model,
+        optimizer,
+        guarded(model, optimizer, scheduler=scheduler, max_norm=1.0, timing=sync, spike_window=16, **options),
+    )
 
 
-@pytest.mark.parametrize(("sync", "reads"), [("exact", 50), ("late", 0)])
+@pytest.mark.parametrize(("sync", "reads"), [("exact", 50), ("deferred", 0)])
 def test_host_reads_over_fifty_steps(sync: str, reads: int) -> None:
     model, _, guard = make(sync)
     batches = make_batches(52)
@@ -76,14 +80,14 @@ def final(model: nn.Module, optimizer: Any, guard: Guard, batches: list[Batch]) 
 def test_late_is_exact_where_it_says_so(kind: str) -> None:
     """Parameters, moments, step counters, buffers, LR and schedule; there is no dropout here."""
     clean = make_batches(20)
-    reference = final(*make("late"), clean)
+    reference = final(*make("deferred"), clean)
     assert final(*make("exact"), clean) == reference
-    assert final(*make("late"), with_faults(clean, {14: kind})) == reference
-    assert final(*make("late"), with_faults(clean, {14: kind, 15: kind, 19: kind})) == reference
+    assert final(*make("deferred"), with_faults(clean, {14: kind})) == reference
+    assert final(*make("deferred"), with_faults(clean, {14: kind, 15: kind, 19: kind})) == reference
 
 
 def test_late_accounts_a_step_later() -> None:
-    model, _, guard = make("late")
+    model, _, guard = make("deferred")
     batches = with_faults(make_batches(10), {5: "nan"})
     for b in batches[:6]:
         guard.step(lambda b=b: loss_of(model, b))
@@ -99,7 +103,7 @@ def test_late_with_a_scaler_needs_no_host_read_either() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    guard = Guard(model, optimizer, scaler=scaler, sync="late")
+    guard = Guard(model, optimizer, scaler=scaler, timing="deferred")
     guard.step(lambda: loss_of(model, make_batches(1)[0]))
     before = [p.detach().clone() for p in model.parameters()]
     bad = with_faults(make_batches(1), {0: "nan"})[0]
@@ -120,11 +124,11 @@ def test_late_with_a_scaler_needs_no_host_read_either() -> None:
 def test_late_refuses_what_it_cannot_keep(change: dict[str, Any], words: str) -> None:
     fused = change.pop("fused", True)
     with pytest.raises(UsageError, match=words):
-        make("late", fused=fused, **change)
+        make("deferred", fused=fused, **change)
 
 
-def extra_ops(sync: str) -> int:
-    """Operations that the guard adds to a step that clips anyway."""
+def extra_ops(timing: str) -> tuple[int, float]:
+    """Operations that the guard adds to a step that clips anyway: usually, and on average."""
 
     class Ops(TorchDispatchMode):
         count = 0
@@ -134,25 +138,30 @@ def extra_ops(sync: str) -> int:
             return function(*args, **(kwargs or {}))
 
     batches = make_batches(3)
-    model, optimizer, guard = make(sync)
+    model, optimizer, guard = make(timing)
     scheduler = guard.training.schedulers[0]
     for _ in range(20):  # with a full window, as in a long run: limits move every step
         guard.step(lambda: loss_of(model, batches[0]))
-    with Ops() as guarded:
-        guard.step(lambda: loss_of(model, batches[1]))
+    counts = []
+    for _ in range(20):
+        with Ops() as guarded_step:
+            guard.step(lambda: loss_of(model, batches[1]))
+        counts.append(guarded_step.count)
     with Ops() as plain:
         loss_of(model, batches[2]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-    return guarded.count - plain.count
+    return sorted(counts)[10] - plain.count, sum(counts) / 20 - plain.count
 
 
 def test_the_guard_adds_a_handful_of_operations() -> None:
     """It does not grow with the model: buffers are one foreach copy, the rest is a few scalars."""
-    assert extra_ops("exact") <= 18
-    assert extra_ops("late") <= 22
+    usual, average = extra_ops("exact")
+    assert usual <= 17
+    assert average <= 20  # every twentieth step compares checksums of three parameters
+    assert extra_ops("deferred")[0] <= 22
 
 
 def test_a_tensor_is_returned_unchanged() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from nanproof import Guard
 from nanproof.errors import NonFiniteError, UsageError
+from support.runs import guarded
 
 MODEL = nn.Linear(2, 2)
 
@@ -26,16 +27,16 @@ def sgd(model: nn.Module = MODEL) -> torch.optim.Optimizer:
         ({"max_norm": float("nan")}, r"max_norm is nan"),
         ({"accumulate": 0}, r"accumulate is 0\. Next: give a positive number"),
         ({"snapshot_every": 0}, r"snapshot_every is 0\. Next: give a positive number, or None"),
-        ({"window": -5}, r"window is -5"),
-        ({"sync": "fast"}, r"sync is 'fast'\. Next: use exact or late"),
+        ({"spike_window": -5}, r"policy\.spike_window is -5"),
+        ({"timing": "fast"}, r"timing is 'fast'\. Next: use exact or deferred"),
         ({"on_bad_microbatch": "drop"}, r"on_bad_microbatch is 'drop'\. Next: use window or microbatch"),
-        ({"share": "all"}, r"share is 'all'\. Next: use flags or gradients"),
+        ({"share": "all"}, r"share is 'all'\. Next: use one of flags, gradients, nothing"),
         ({"ema": 3}, r"int has no update_parameters\(model\) or update\(model\)"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Guard(MODEL, sgd(), **options)
+        guarded(MODEL, sgd(), **options)
 
 
 def test_an_optimizer_of_other_parameters() -> None:
@@ -55,7 +56,7 @@ def test_a_model_that_is_bad_already() -> None:
     model.running_var[1] = float("nan")
     with pytest.raises(
         NonFiniteError,
-        match=r"cannot guard a model that is bad already: buffer running_var \[3\] float32: 1 NaN of 3.*nanproof scan",
+        match=r"cannot guard a model that already holds NaN or Inf: buffer running_var \[3\] float32: 1 NaN of 3",
     ):
         Guard(model, sgd(model))
 
@@ -96,8 +97,8 @@ def test_evaluation_between_steps_is_left_alone() -> None:
     guard = Guard(model, sgd(model))
     model.eval()
     model(torch.ones(1, 2))
-    assert not guard._post.moment.taken
+    assert not guard._engine.before.taken
     model.train()
     guard.backward(model(torch.ones(1, 2)).sum())
-    assert guard._post.moment.taken
+    assert guard._engine.before.taken
     guard.step()

@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from nanproof import Policy
 from nanproof.errors import UsageError
 from nanproof.files import read_jsonl
 from nanproof.integrations.accelerate import guard_accelerator
@@ -83,7 +84,7 @@ def test_the_bad_step_never_happened(accumulate: int, scaler: bool, tmp_path: Pa
     (incident,) = incidents(tmp_path)
     assert incident["verdict"]["level"] == "input"
     assert [t["first_bad"] for t in incident["tensors"] if t["name"].startswith("batch")] == [[5, 3]]
-    assert incident["notes"] == ["batch 7 of its loader, samples 56–63"]
+    assert incident["notes"] == ["DataLoader batch 7 (dataset indices 56–63)"]
     # a window's loss is the mean of its losses, as they were handed over
     logged = next(read_jsonl(tmp_path / "training_log.jsonl"))["loss"]
     assert logged == pytest.approx(sum(run.losses[:accumulate]) / accumulate)
@@ -111,13 +112,13 @@ def test_a_poisoned_state_is_not_saved_and_is_healed(tmp_path: Path) -> None:
 
 def test_the_guards_memory_travels_with_the_state(tmp_path: Path) -> None:
     run = Run()
-    first = run.guard(window=8)
+    first = run.guard(policy=Policy(spike_window=8))
     run.train()
     run.accelerator.save_state(str(tmp_path / "a"))
     memory = first.state_dict()
     first.close()
     fresh_run = Run()
-    second = fresh_run.guard(window=8)
+    second = fresh_run.guard(policy=Policy(spike_window=8))
     fresh_run.accelerator.load_state(str(tmp_path / "a"))
     assert second.state_dict() == memory
     assert (second.guard.tally.steps, second.guard.tally.updates) == (16, 15)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from nanproof import Policy
 from nanproof.files import read_jsonl
 
 with warnings.catch_warnings():
@@ -144,17 +145,18 @@ def test_a_poisoned_checkpoint_is_not_written_and_the_good_one_is_kept(tmp_path:
     fit(Net(), loader(drop=8), Poison(), saving, guard, enable_checkpointing=True, max_steps=8)
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["step=4.ckpt"]
     assert is_finite(torch.load(tmp_path / "c" / "step=4.ckpt", weights_only=False)["state_dict"])
-    assert guard.escort is not None
-    assert "buffer net.1.running_mean [16] float32: 1 NaN of 16" in guard.escort.guard.tally.blocked[0]
+    assert guard.loop is not None
+    assert "buffer net.1.running_mean [16] float32: 1 NaN of 16" in guard.loop.guard.tally.blocked[0]
 
 
 def test_resuming_goes_on_counting(tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path / "c", every_n_train_steps=10, filename="{step}")
-    first, second = GuardCallback(window=8), GuardCallback(run_dir=tmp_path / "run", window=8)
+    policy = Policy(spike_window=8)
+    first, second = GuardCallback(policy=policy), GuardCallback(run_dir=tmp_path / "run", policy=policy)
     fit(Net(), loader(), saving, first, enable_checkpointing=True, max_steps=10)
     fit(Net(), loader(), second, ckpt_path=str(tmp_path / "c" / "step=10.ckpt"), max_steps=12)
-    assert second.escort is not None
-    tally = second.escort.guard.tally
+    assert second.loop is not None
+    tally = second.loop.guard.tally
     assert (tally.steps, tally.updates, tally.actions["skip"]) == (12, 11, 1)
 
 

@@ -11,8 +11,8 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
 
-from nanproof.integrations.deliveries import Deliveries
-from nanproof.integrations.shadows import Shadows
+from nanproof.guard.data import DataSource
+from nanproof.integrations.object_patches import ObjectPatches
 
 
 def test_accelerate_says_that_a_step_was_skipped_by_its_overflow_flag() -> None:
@@ -115,15 +115,15 @@ def test_a_prepared_loader_is_watched_through_its_iterators(workers: int) -> Non
     data = [torch.tensor(float(i)) for i in range(6)]
     loader = accelerator.prepare(DataLoader(data, batch_size=4, num_workers=workers))  # type: ignore[arg-type]
     assert accelerator._dataloaders[-1] is loader
-    shadows, deliveries = Shadows(), Deliveries()
-    shadows.watch_loader(loader.base_dataloader, deliveries)
+    patches, source = ObjectPatches(), DataSource()
+    patches.watch_loader(loader.base_dataloader, source)
     batches = list(loader)
-    assert [d.batch.tolist() for d in deliveries.recent()] == [b.tolist() for b in batches] == [[0, 1, 2, 3], [4, 5]]
-    known = ["batch 0 of its loader, samples 0–3", "batch 1 of its loader, samples 4–5"]
-    assert [d.about for d in deliveries.recent()] == (known if workers == 0 else [k.partition(",")[0] for k in known])
-    shadows.lift()
+    assert [d.batch.tolist() for d in source.recent] == [b.tolist() for b in batches] == [[0, 1, 2, 3], [4, 5]]
+    known = ["DataLoader batch 0 (dataset indices 0–3)", "DataLoader batch 1 (dataset indices 4–5)"]
+    assert [d.about for d in source.recent] == (known if workers == 0 else [k.partition(" (")[0] for k in known])
+    patches.undo()
     list(loader)
-    assert len(deliveries.recent()) == 2
+    assert len(source.recent) == 2
 
 
 def test_backward_of_a_tensor_goes_through_the_one_function() -> None:

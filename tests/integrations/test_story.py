@@ -36,7 +36,7 @@ def test_with_the_callback_only_the_bad_step_is(trainer: str, ends: Ends) -> Non
     assert set(kept.saved.values()) == set(kept.left.values()) == {"healthy"}
     assert kept.incident is not None
     assert kept.incident["action"]["kind"] == "skip"
-    assert BAD_SAMPLE[trainer] in kept.incident["notes"][0].partition("samples ")[2].split(", ")
+    assert BAD_SAMPLE[trainer] in kept.incident["notes"][0].partition("indices ")[2].rstrip(")").split(", ")
 
 
 def test_the_table_in_the_docs_is_this(ends: Ends) -> None:

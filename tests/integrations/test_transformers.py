@@ -162,27 +162,29 @@ def test_a_poisoned_checkpoint_is_not_written_and_the_good_one_is_kept(strategy:
     train(trainer)
     assert checkpoints(tmp_path) == ["checkpoint-4"]
     assert scan(tmp_path / "out" / "checkpoint-4").health == "healthy"
-    assert guard.escort is not None
-    assert all("buffer body.1.running_var [8] float32: 1 +Inf of 8" in b for b in guard.escort.guard.tally.blocked)
-    assert guard.escort.guard.tally.blocked
+    assert guard.loop is not None
+    assert all("buffer body.1.running_var [8] float32: 1 +Inf of 8" in b for b in guard.loop.guard.tally.blocked)
+    assert guard.loop.guard.tally.blocked
 
 
 def test_resuming_goes_on_counting_and_remembers_what_is_normal(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 14, "max_steps": 14}
-    first = make(tmp_path, Samples(), GuardCallback(run_dir=tmp_path / "one", window=8), **options)
+    first = make(tmp_path, Samples(), GuardCallback(run_dir=tmp_path / "one", policy=Policy(spike_window=8)), **options)
     train(first)
     saved = json.loads((tmp_path / "out" / "checkpoint-14" / "trainer_state.json").read_text())
     memory = saved["stateful_callbacks"]["GuardCallback"]["attributes"]["memory"]
     assert (memory["tally"]["steps"], memory["tally"]["updates"]) == (14, 13)
-    callback = GuardCallback(run_dir=tmp_path / "two", window=8)
+    callback = GuardCallback(run_dir=tmp_path / "two", policy=Policy(spike_window=8))
     second = make(tmp_path, Samples(), callback, **{**options, "max_steps": 16})
     train(second, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-14"))
-    assert callback.escort is not None
-    tally = callback.escort.guard.tally
+    assert callback.loop is not None
+    tally = callback.loop.guard.tally
     assert (tally.steps, tally.updates, tally.actions["skip"]) == (16, 15, 1)
     log = list(read_jsonl(tmp_path / "two" / "training_log.jsonl"))
     assert [line["step"] for line in log] == [15, 16]
-    whole = make(tmp_path, Samples(), GuardCallback(run_dir=tmp_path / "three", window=8), max_steps=16)
+    whole = make(
+        tmp_path, Samples(), GuardCallback(run_dir=tmp_path / "three", policy=Policy(spike_window=8)), max_steps=16
+    )
     train(whole)
     assert different(state(second), state(whole)) == []
 

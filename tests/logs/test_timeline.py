@@ -73,7 +73,7 @@ def test_which_part_went_first() -> None:
     assert story.first is not None
     assert story.first.column == "loss_cls"
     assert all(m.kind != "nonfinite" for m in story.before)
-    assert story.first.text == "loss_cls is NaN from step 50 on; the last finite value was 1 at step 49"
+    assert story.first.text == "loss_cls is NaN since step 50; the last finite value was 1 at step 49"
 
 
 def test_nan_at_single_steps_is_hurt_not_dead() -> None:
@@ -97,9 +97,9 @@ def test_bad_before_any_update_and_at_a_rate_of_zero() -> None:
         collector.record({"step": step, "loss": "NaN", "lr": 0.0})
     story = timeline(collector.series())
     texts = [m.text for m in story.of("nonfinite")]
-    assert "eval_loss is NaN from step 0 on; it was never finite before, before any update" in texts
+    assert "eval_loss is NaN since step 0; it was never finite before, before any update" in texts
     assert any(
-        t.startswith("loss is NaN from step 1 on; it was never finite before; the learning rate was 0") for t in texts
+        t.startswith("loss is NaN since step 1; it was never finite before; the learning rate was 0") for t in texts
     )
 
 
@@ -309,10 +309,10 @@ def test_a_metric_alone_does_not_hurt() -> None:
 def test_units_in_sentences() -> None:
     epochs = timeline(read_text("epoch 1 loss: 0.7\nepoch 2 loss: 0.6\nepoch 3 loss: nan\n"))
     assert epochs.first is not None
-    assert epochs.first.text == "loss is NaN from epoch 3 on; the last finite value was 0.6 at epoch 2"
+    assert epochs.first.text == "loss is NaN since epoch 3; the last finite value was 0.6 at epoch 2"
     rows = timeline(read_text("{'loss': 2.0, 'epoch': 0.1}\n{'loss': nan, 'epoch': 0.2}\n"))
     assert rows.first is not None
-    assert "from row 2 on" in rows.first.text
+    assert "since row 2" in rows.first.text
 
 
 def test_hours_that_were_wasted() -> None:

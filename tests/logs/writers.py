@@ -157,7 +157,7 @@ def write_with(program: str, root: Path) -> str:
         "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(root)], cwd=root, env=environment, timeout=240, check=False,
+        [sys.executable, "-W", "ignore", str(script), str(root)], cwd=root, env=environment, timeout=600, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     text = done.stdout.decode("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from nanproof.errors import UsageError
+from nanproof.report.compare import compare
 from nanproof.report.markdown import markdown
 from nanproof.report.plot import write_png
 from nanproof.watch.runs import find_runs
@@ -84,7 +86,31 @@ def test_a_picture_holds_both_curves_and_the_bad_steps(runs: tuple[Path, Path], 
         wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
         return int((np.abs(pixels - wanted).max(1) < 12).sum())
 
-    assert min(near(c) for c in ("#2f6fd0", "#d97706", "#c8102e")) > 100
+    assert min(near(c) for c in ("#2f6fd0", "#d97706")) > 100
+    # the band of the dead run covers the right half of its chart, in its own color
+    picture = np.asarray(Image.open(out).convert("RGB")).astype(int)
+    height, width = picture.shape[:2]
+    strip = picture[height // 8 : height // 3, int(width * 0.6) : int(width * 0.9)]
+    assert ((strip[..., 2] - strip[..., 0]) > 20).mean() > 0.5
+
+
+def test_a_report_says_first_that_a_run_died(runs: tuple[Path, Path]) -> None:
+    head = markdown(find_runs([str(r) for r in reversed(runs)])).splitlines()[2]
+    assert head.startswith("- original: **died at step 300**: loss is NaN since step 300 (300 logged values")
+
+
+def test_two_runs_are_compared_beyond_their_curves(runs: tuple[Path, Path]) -> None:
+    for run, version in zip(runs, ("2.6.0", "2.7.0"), strict=True):
+        (run / "run.json").write_text(
+            json.dumps({"command": ["python", "train.py"], "environment": {"torch": version}})
+        )
+    found = compare(*find_runs([str(r) for r in runs]))
+    assert found.step == 300
+    assert found.first.startswith("loss first differs at step 300: NaN in original")
+    assert ("torch", "2.6.0", "2.7.0") in found.environment
+    text = markdown(find_runs([str(r) for r in runs]))
+    assert "loss first differs at step 300" in text
+    assert "| torch | 2.6.0 | 2.7.0 |" in text
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
@@ -98,12 +124,12 @@ def test_nothing_to_plot(tmp_path: Path) -> None:
     [
         (["original", "-o", "r.md"], 0, "wrote r.md"),
         (["original", "stable", "-o", "r.html"], 0, "wrote r.html"),
-        (["original", "-o", "r.pdf"], 2, "end it in .html, .md or .png"),
+        (["original", "-o", "r.pdf"], 2, "use .html, .md or .png"),
         (["nothing"], 2, "does not exist"),
     ],
 )
 def test_the_verb(runs: tuple[Path, Path], arguments: list[str], code: int, words: str) -> None:
     command = [sys.executable, "-m", "nanproof", "report", *arguments]
-    done = subprocess.run(command, cwd=runs[0].parent, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=runs[0].parent, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stderr
     assert words in done.stdout + done.stderr

@@ -118,7 +118,7 @@ def nanproof(*words: str | Path, check: bool = True, **options: Any) -> subproce
     command = [sys.executable, "-m", "nanproof", *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env=environment, **options
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment, **options
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done

@@ -44,7 +44,7 @@ torch.save({"net": model.state_dict(), "opt": optimizer.state_dict()}, path)
 """,
     )
     assert is_finite(torch.load(tmp_path / "a.pt"))
-    (said,) = ran.outcome.guarded[0]["not_saved"]
+    (said,) = ran.outcome.guarded[0]["blocked"]
     assert "a.pt: 1.running_var [4] float32: 1 NaN of 4" in said
     assert [line["event"] for line in ran.log if "event" in line] == ["save-blocked"]
 

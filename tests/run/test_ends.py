@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from run.launch import Ran, guarded, incidents, is_finite, nanproof
+from nanproof.errors import UsageError
+from nanproof.run.handover import hand_over
+from run.launch import Ran, guarded, incidents, is_finite, nanproof, run_guarded
 
 ALWAYS_BAD = """
 import torch
@@ -66,8 +68,8 @@ def test_a_loop_that_catches_everything_does_not_go_on_unguarded(tmp_path: Path)
         last = error
 """)  # fmt: skip
     ran = guarded(tmp_path, source, policy="strict")
-    assert (ran.outcome.exit_code, ran.main["reached"]) == (0, 3)
-    assert type(ran.main["last"]).__name__ == "GuardStop"
+    assert (ran.outcome.exit_code, ran.main["reached"]) == (66, 3)
+    assert "last" not in ran.main, "a stop is no Exception"
     assert is_finite(ran.main["model"].state_dict())
 
 
@@ -84,7 +86,7 @@ def test_a_model_that_is_bad_already_is_refused_before_its_first_step(tmp_path: 
     assert (
         guarded(tmp_path, source, name="watched", policy="observe")
         .outcome.not_guarded["Adam"]
-        .startswith("NonFiniteError: cannot guard a model that is bad already: parameter weight")
+        .startswith("NonFiniteError: cannot guard a model that already holds NaN or Inf: parameter weight")
     )
 
 
@@ -123,7 +125,7 @@ def test_workers_a_fork_and_os_exit_in_the_middle_of_a_training(tmp_path: Path) 
     assert "not guarded" not in done.stderr
     assert json.loads((tmp_path / "run" / "run.json").read_text())["exit_code"] == 5
     (incident,) = incidents(tmp_path / "run")
-    assert incident["notes"] == ["batch 3 of its loader, samples 24–31"]
+    assert incident["notes"] == ["DataLoader batch 3 (dataset indices 24–31)"]
 
 
 LBFGS = """
@@ -185,5 +187,188 @@ def test_what_cannot_be_hooked_is_named(tmp_path: Path) -> None:
 
 def test_a_script_without_training_says_so(tmp_path: Path) -> None:
     ran = guarded(tmp_path, "import torch\n")
-    assert dict(ran.outcome.not_guarded) == {"the script": "no torch optimizer was stepped in this process"}
-    assert not ran.run_dir.exists()
+    assert dict(ran.outcome.not_guarded) == {"the script": "no torch optimizer was stepped"}
+    found = record(ran)
+    assert (found["attached"], found["reason"], found["state"]) == (False, "no torch optimizer was stepped", "finished")
+
+
+BY_HAND = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+reached = 0
+for i in range(6):
+    model.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    reached = i + 1
+"""
+
+
+def test_updates_by_hand_are_named_at_the_third_backward_pass(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ran = guarded(tmp_path, BY_HAND)
+    assert (ran.outcome.exit_code, ran.outcome.attached) == (0, False)
+    assert list(ran.outcome.not_guarded) == ["the weights of Sequential"]
+    assert "updated without a torch optimizer" in ran.outcome.reason
+    assert caplog.text.count("NOT GUARDED: the weights of Sequential") == 1
+    assert record(ran)["attached"] is False
+
+
+def test_require_ends_the_script_before_it_trains_on_unguarded(tmp_path: Path) -> None:
+    ran = guarded(tmp_path, BY_HAND, require=True)
+    assert (ran.outcome.exit_code, ran.main["reached"]) == (2, 2)
+
+
+def test_check_ends_the_script_after_its_first_guarded_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "nanproof"):
+        ran = guarded(tmp_path, ALWAYS_BAD, until_guarded=True)
+    assert (ran.outcome.exit_code, ran.outcome.attached, ran.main["reached"]) == (0, True, 1)
+    assert f"guarding Adam (2 tensors, 5 parameters) of Linear; records in {ran.run_dir}" in caplog.text
+
+
+def test_gradients_for_inputs_and_accumulation_are_no_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An attack on the input changes the input, and a long accumulation changes nothing: neither is a training."""
+    source = """
+        import torch
+        model = torch.nn.Linear(4, 1)
+        delta = torch.zeros(2, 4, requires_grad=True)
+        for _ in range(5):
+            model(torch.ones(2, 4) + delta).sum().backward()
+            delta.data += 0.1 * delta.grad.sign()
+        model.zero_grad()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            (model(torch.randn(2, 4)).square().mean() / 8).backward()
+        optimizer.step()
+    """
+    ran = guarded(tmp_path, source)
+    assert ran.outcome.attached
+    assert "NOT GUARDED" not in caplog.text
+    assert dict(ran.outcome.not_guarded) == {}
+
+
+DIES = """
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.randn(48, 4)
+x[29, 1] = {bad}
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        h = self.layer(x)
+        return torch.linalg.cholesky(h.T @ h + torch.eye(4)) if "{how}" == "cholesky" else h.sigmoid()
+net = Net()
+optimizer = torch.optim.Adam(net.parameters())
+for (batch,) in DataLoader(TensorDataset(x), batch_size=8):
+    optimizer.zero_grad()
+    out = net(batch)
+    if "{how}" == "bce":
+        loss = torch.nn.functional.binary_cross_entropy(out, torch.ones_like(out))
+    else:
+        loss = out.mean()
+    if "{how}" == "key":
+        {{}}["missing"]
+    if "{how}" == "exit" and not torch.isfinite(loss):
+        sys.exit("loss is nan")
+    if not torch.isfinite(loss):
+        raise FloatingPointError("loss is nan")
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("how", ["bce", "exit", "raise", "cholesky"])
+def test_a_death_by_exception_is_an_incident(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = guarded(tmp_path, DIES.format(how=how, bad='float("nan")'))
+    assert ran.outcome.exit_code == 1
+    (incident,) = ran.incidents
+    assert incident["step"] == 4
+    assert incident["verdict"]["kind"] == "exception"
+    assert "DataLoader batch 3 (dataset indices 24–31)" in incident["notes"]
+    assert "batch" in incident["bundle"]
+    assert incident["location"]["file"] == str(tmp_path / "script.py")
+    traceback = [*incident["location"]["stack"], *incident["location"]["notes"]]
+    assert any("script.py" in line and "<module>" in line for line in traceback)
+    told = "\n".join(hand_over(ran.outcome))
+    assert "the script failed (exit code 1) after 3 steps, 3 updates, 1 ended by an exception" in told
+    assert "nothing went wrong" not in told
+    assert f"next: nanproof diagnose {ran.run_dir}" in told
+    shown = capsys.readouterr().err
+    assert "src/nanproof" not in shown.partition("Traceback")[2].partition("nanproof:")[0]
+
+
+def test_an_exception_that_has_nothing_to_do_with_it_is_none(tmp_path: Path) -> None:
+    ran = guarded(tmp_path, DIES.format(how="key", bad=1.0))
+    assert (ran.outcome.exit_code, ran.incidents) == (1, [])
+
+
+def test_a_run_folder_that_cannot_be_written_is_an_error_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "s.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UsageError, match="cannot be written"):
+        run_guarded(str(tmp_path / "s.py"), tmp_path / "file" / "run")
+    assert not (tmp_path / "ran").exists()
+
+
+FORKS = """
+import os, sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters())
+def train(bad):
+    for i in range(4):
+        optimizer.zero_grad()
+        (model(torch.randn(2, 4)).square().mean() * (float("nan") if i == bad else 1)).backward()
+        optimizer.step()
+train(1)
+child = os.fork()
+if child == 0:
+    train(2)
+    os._exit(3 if all(bool(p.isfinite().all()) for p in model.parameters()) else 4)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+train(0)
+"""
+
+
+def test_a_forked_process_that_trains_keeps_records_of_its_own(tmp_path: Path) -> None:
+    ran = guarded(tmp_path, FORKS)
+    assert (ran.outcome.exit_code, ran.main["code"]) == (0, 3)
+    (account,) = ran.outcome.guarded
+    assert (account["steps"], account["actions"]["skip"]) == (8, 2)
+    (process,) = ran.outcome.processes
+    assert process["guarded"][0]["actions"]["skip"] == 1
+    assert Path(process["guarded"][0]["folder"]).parent.samefile(ran.run_dir)
+
+
+def test_what_the_script_lets_go_is_freed(tmp_path: Path) -> None:
+    source = """
+        import gc, weakref
+        import torch
+        gone = []
+        model = torch.nn.Linear(4, 1)
+        for _ in range(3):
+            optimizer = torch.optim.Adam(model.parameters())
+            gone.append(weakref.ref(optimizer))
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(2, 4)).square().mean().backward()
+                optimizer.step()
+        held = [r() is not None for r in gone]
+        gone.append(weakref.ref(model))
+        del model, optimizer
+        gc.collect()
+        left = [r() is not None for r in gone]
+    """
+    ran = guarded(tmp_path, source)
+    assert ran.main["held"] == [False, False, True]
+    assert ran.main["left"] == [False] * 4
+    (account,) = ran.outcome.guarded
+    assert (account["steps"], account["updates"]) == (6, 6)
+    assert [line["update"] for line in ran.log] == [1, 2, 3, 4, 5, 6]

@@ -310,7 +310,7 @@ def test_data_that_the_loop_draws_is_not_drawn_twice(tmp_path: Path) -> None:
 def test_a_window_is_blamed_on_its_bad_micro_batch(tmp_path: Path) -> None:
     ran, _ = both(tmp_path, LOOPS["accumulation from a loader"])
     (incident,) = ran.incidents
-    assert incident["notes"] == ["batch 7 of its loader, samples 56–63"]
+    assert incident["notes"] == ["DataLoader batch 7 (dataset indices 56–63)"]
     assert incident["location"]["leaf"].startswith("batch 0")
     assert [t["first_bad"] for t in incident["tensors"] if t["name"] == "batch 0"] == [[5, 3]]
     losses = [line["loss"] for line in ran.log]
@@ -336,7 +336,7 @@ def test_a_gan_is_judged_by_parts(tmp_path: Path) -> None:
             g_loss.backward()
             og.step()
     """
-    ran = guarded(tmp_path, source, guard={"window": 16})
+    ran = guarded(tmp_path, source, policy_changes={"spike_window": 16})
     (incident,) = ran.incidents
     assert incident["verdict"]["names"] == ["loss d"] or incident["verdict"]["level"] == "loss"
     assert {k for line in ran.log for k in line if k.startswith("loss ")} == {"loss g", "loss d"}
@@ -356,7 +356,7 @@ def test_spikes_are_skipped_after_the_warm_up(tmp_path: Path) -> None:
             (model(torch.randn(8, 4)).square().mean() * (1e6 if i == 30 else 1)).backward()
             optimizer.step()
     """
-    ran = guarded(tmp_path, source, guard={"window": 16})
+    ran = guarded(tmp_path, source, policy_changes={"spike_window": 16})
     assert [(i["step"], i["verdict"]["kind"], i["action"]["kind"]) for i in ran.incidents] == [(31, "spike", "skip")]
 
 
@@ -449,8 +449,36 @@ def test_nothing_is_kept_alive_by_the_session() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.meet_optimizer(optimizer)
-    session.crew.drop_triggers()
+    session.registry.drop_triggers()
     gone = weakref.ref(optimizer)
     del optimizer
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["one after the other", "both alive"])
+def test_a_second_optimizer_over_the_same_model(keep: bool, tmp_path: Path) -> None:
+    """Two-stage fine-tuning: the second optimizer comes when the first has made its steps."""
+    source = """
+        import torch
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+        kept = []
+        for stage in range(3):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 / (stage + 1))
+            kept = [*kept, optimizer] if {keep} else []
+            for i in range(4):
+                x = torch.randn(8, 4)
+                if i == 2 and {without}:
+                    continue
+                if i == 2:
+                    x[3, 1] = float("nan")
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+    """
+    ran = guarded(tmp_path, source.format(keep=keep, without=False))
+    without = plain(tmp_path, source.format(keep=keep, without=True))
+    assert ran.outcome.exit_code == 0
+    assert different(ran.main["model"].state_dict(), without["model"].state_dict()) == []
+    assert different(ran.main["optimizer"].state_dict(), without["optimizer"].state_dict()) == []

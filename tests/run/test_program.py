@@ -30,7 +30,7 @@ def as_python(tmp_path: Path, *words: str, stdin: str = "") -> tuple[subprocess.
     """What nanproof run and plain python do with the same words; the first must not add to the script's output."""
     ours = nanproof("run", *words, check=False, cwd=tmp_path, input=stdin)
     theirs = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *words], cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=600, check=False
     )
     assert ours.returncode == theirs.returncode
     assert ours.stdout == theirs.stdout
@@ -134,21 +134,21 @@ def test_modules_and_folders(words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nothing.py", "error: there is no script nothing.py\n  next: give the path of a script"),
-        ("a", "error: there is no script a\n  next: nanproof run a.py"),
+        ("nothing.py", "error: there is no script nothing.py\n  hint: give the path of a script"),
+        ("a", "error: there is no script a\n  hint: nanproof run a.py"),
         ("empty", "error: empty is a folder without __main__.py"),
-        ("-m nothing.there", "error: there is no module 'nothing.there'\n  next: run it from the folder that holds it"),
+        ("-m nothing.there", "error: there is no module 'nothing.there'\n  hint: run it from the folder that holds it"),
         ("-m pkg.nothing", "error: there is no module 'pkg.nothing' to run"),
-        ("--set policy.max_skip=3 a.py", "error: there is no setting 'policy.max_skip'\n  next: use policy.max_skips"),
-        ("--set policy.max_skips=0 a.py", "error: policy.max_skips is 0\n  next: give 1 or more"),
+        ("--set policy.max_skip=3 a.py", "error: unknown setting 'policy.max_skip'\n  hint: use policy.max_skips"),
+        ("--set policy.max_skips=0 a.py", "error: policy.max_skips is 0\n  hint: give 1 or more"),
         ("--set policy.max_skips=many a.py", "error: the policy cannot be made"),
-        ("--set window=-3 a.py", "error: window is -3\n  next: give a positive number"),
+        ("--set watch.every=-3 a.py", "error: watch.every is -3\n  hint: give a positive number"),
         ("--set window a.py", "error: --set window has no value"),
         ("--max-norm -1 a.py", "error: max_norm is -1.0"),
         ("--policy careful a.py", "'careful' is not one of 'default', 'strict', 'observe'"),
         ("--nnodes 2 a.py", "error: --nnodes needs --nproc"),
-        ("--nproc 2 --nnodes 2 a.py", "error: --nnodes 2 needs a place where the machines meet\n  next: give --rdzv"),
-        ("--run-dir a.py/x a.py", "error: a.py/x cannot be written\n  next: give --run-dir a folder that can be"),
+        ("--nproc 2 --nnodes 2 a.py", "error: --nnodes 2 needs a place where the machines meet\n  hint: give --rdzv"),
+        ("--run-dir a.py/x a.py", "error: a.py/x cannot be written: Not a directory\n  hint: give --run-dir a folder"),
         ("--run-dir taken a.py", "is in use by process"),
         ("", "Missing argument 'PROGRAM'"),
     ],
@@ -167,14 +167,15 @@ def test_wrong_words_are_found_before_anything_runs(
     assert done.exit_code == 2
     assert said in done.stderr
     assert "ran" not in done.stdout
-    assert not (tmp_path / "runs").exists()
+    if words != "-m pkg.nothing":  # found out only by importing pkg, which is the user's code: records have begun
+        assert not (tmp_path / "runs").exists()
     sys.path[:], sys.argv, sys.modules["__main__"] = before
 
 
 def test_torch_is_not_imported_before_the_script_does(tmp_path: Path) -> None:
     """What a script puts into the environment before its import of torch must still count."""
     write(tmp_path, {"a.py": "import sys; print({'torch', 'numpy', 'rich'} & set(sys.modules))"})
-    assert nanproof("run", "--set", "window=32", "a.py", cwd=tmp_path).stdout == "set()\n"
+    assert nanproof("run", "--set", "policy.spike_window=32", "a.py", cwd=tmp_path).stdout == "set()\n"
 
 
 def test_what_the_script_left_open_is_written(tmp_path: Path) -> None:
@@ -202,5 +203,5 @@ def test_an_interrupt_ends_it(tmp_path: Path) -> None:
     assert process.stdout.readline() == "here\n"
     time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) in (130, -signal.SIGINT)
+    assert process.wait(timeout=600) in (130, -signal.SIGINT)
     process.communicate()

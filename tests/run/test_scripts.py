@@ -16,12 +16,12 @@ from run.launch import SCRIPTS, different, incidents, is_finite, nanproof, run_b
 
 # script: the part that is left out in the run that never saw the bad sample, its batch, and the verdict's level
 LOOPS = {
-    "plain.py": (7, "batch 7 of its loader, samples 56–63", "input"),
-    "amp.py": (7, "batch 7 of its loader, samples 56–63", "input"),
-    "accumulate.py": (1, "the loader's last batch was batch 15 of its loader, samples 120–127", "input"),
-    "gan.py": (7, "batch 7 of its loader, samples 56–63", "input"),
-    "accelerated.py": (3, "batch 7 of its loader, samples 56–63", "input"),
-    "lightning_fit.py": (3, "batch 7 of its loader, samples 56–63", "input"),
+    "plain.py": (7, "DataLoader batch 7 (dataset indices 56–63)", "input"),
+    "amp.py": (7, "DataLoader batch 7 (dataset indices 56–63)", "input"),
+    "accumulate.py": (1, "last delivered: DataLoader batch 15 (dataset indices 120–127)", "input"),
+    "gan.py": (7, "DataLoader batch 7 (dataset indices 56–63)", "input"),
+    "accelerated.py": (3, "DataLoader batch 7 (dataset indices 56–63)", "input"),
+    "lightning_fit.py": (3, "DataLoader batch 7 (dataset indices 56–63)", "input"),
 }
 
 
@@ -45,7 +45,9 @@ def test_bare_it_dies_and_guarded_it_never_saw_the_bad_sample(script: str, tmp_p
     run = tmp_path / "run"
     if script in ("plain.py", "lightning_fit.py"):  # as a user would, in a process that has imported nothing yet
         done = nanproof("run", "--run-dir", run, SCRIPTS / script, "--out", tmp_path / "guarded")
-        assert f"nanproof: records are in {run}" in done.stderr
+        assert f"; records in {run}\n" in done.stderr
+        assert done.stderr.count("nanproof: guarding AdamW (") == 1
+        assert f"  next: nanproof diagnose {run}\n" in done.stderr
         assert "1 skipped" in done.stderr
     else:
         ran = quietly(run_guarded, script, run, "--out", str(tmp_path / "guarded"))
@@ -76,7 +78,7 @@ def test_a_trainers_good_checkpoint_survives(script: str, samples: str, row: Any
     assert kept.name == "checkpoint-12"
     assert scan(kept / "model.safetensors").health == "healthy"
     (incident,) = incidents(tmp_path / "run")
-    assert samples in incident["notes"][0].partition("samples ")[2].split(", ")
+    assert samples in incident["notes"][0].partition("indices ")[2].rstrip(")").split(", ")
     if row is not None:
         assert [t["first_bad"][1:] for t in incident["tensors"] if t["name"].startswith("batch")] == [row]
     (account,) = json.loads((tmp_path / "run" / "run.json").read_text())["guarded"]

@@ -214,7 +214,7 @@ def script(tmp_path: Path) -> Path:
 def test_the_verb(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "smoke.xml"
     command = [sys.executable, "-m", "nanproof", "smoke", f"{script}:make", "--json", "--junit", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["ok"]

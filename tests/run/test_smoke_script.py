@@ -119,7 +119,7 @@ def test_a_bad_sample_is_named_and_does_no_harm(tmp_path: Path) -> None:
     done = Smoked(SCRIPTS / "plain.py", tmp_path / "run", "--out", str(tmp_path / "o"), steps=10)
     assert done.results["loss finite"] == "FAIL"
     assert "first at [5, 3]" in done.reasons["steps"]
-    assert "batch 7 of its loader, samples 56–63" in done.reasons["steps"]
+    assert "DataLoader batch 7 (dataset indices 56–63)" in done.reasons["steps"]
     assert is_finite(done.main["model"].state_dict())
     assert len(incidents(tmp_path / "run")) == 1
     assert not (tmp_path / "o").exists()

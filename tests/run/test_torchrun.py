@@ -28,7 +28,7 @@ ENVIRONMENT = {
 
 def torchrun(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=ENVIRONMENT, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=ENVIRONMENT, **options)
 
 
 def states(out: Path) -> list[Any]:
@@ -55,7 +55,7 @@ def test_ddp_with_a_fault_on_any_rank(never_saw: list[Any], tmp_path: Path) -> N
     assert different(states(tmp_path / "guarded"), never_saw) == []
     found = {(i["id"], i["verdict"]["level"], i["verdict"]["rank"]) for i in incidents(tmp_path / "run")}
     assert found == {("000005-r0", "input", 0), ("000008-r0", "input", 1), ("000008-r1", "input", 1)}
-    assert done.stderr.count("nanproof: records go to") == 1
+    assert done.stderr.count("nanproof: guarding ") == 1
     assert "12 steps, 10 updates, 2 skipped" in done.stderr
 
 
@@ -82,7 +82,7 @@ def test_two_machines(never_saw: list[Any], tmp_path: Path) -> None:
         subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = [m.communicate(timeout=200)[1] for m in machines]
+    said = [m.communicate(timeout=600)[1] for m in machines]
     assert [m.returncode for m in machines] == [0, 0], said
     assert different(states(tmp_path / "guarded"), never_saw) == []
     assert sum("12 steps, 10 updates, 2 skipped" in s for s in said) == 1
@@ -150,4 +150,4 @@ def train_alone(rank: int, folder: str) -> tuple[int, list[int], bool]:
 
 
 def test_ranks_that_do_not_keep_step_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    assert on_ranks(train_alone, str(tmp_path), timeout=60) == [(4, [3], True), (7, [4], True)]
+    assert on_ranks(train_alone, str(tmp_path), timeout=600) == [(4, [3], True), (7, [4], True)]

@@ -22,7 +22,7 @@ def write_log(path: Path, count: int, bad: tuple[int, ...] = (), first: int = 0,
             file.write(json.dumps({"step": step, "loss": loss, "grad_norm": 1.0, "lr": 1e-4}) + "\n")
 
 
-def wait(browser: webdriver.Chrome, script: str, seconds: float = 20) -> object:
+def wait(browser: webdriver.Chrome, script: str, seconds: float = 300) -> object:
     """Wait until a script returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while True:
@@ -44,7 +44,7 @@ def serving() -> Iterator[Callable[..., str]]:
         children.append(child)
         assert child.stdout is not None
         address = child.stdout.readline().strip()
-        assert address.startswith("http://"), child.communicate(timeout=20)
+        assert address.startswith("http://"), child.communicate(timeout=600)
         return address
 
     try:

@@ -1,7 +1,7 @@
 """The labelled set: small training steps that fail on a known line, and healthy ones that only look dangerous.
 
 A program is a function that builds a model, a batch and a step; the step returns the loss. The modules in
-``tests/locate/programs`` hold them, one topic each::
+``tests/locating/programs`` hold them, one topic each::
 
     @program(phase="forward", mechanism="pole", op="log")
     def entropy_of_a_dead_unit() -> Case:
@@ -39,11 +39,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-FOLDER = Path(__file__).parents[1] / "locate" / "programs"
+FOLDER = Path(__file__).parents[1] / "locating" / "programs"
 PHASES = ("forward", "backward", "leaf", "outside")
 MECHANISMS = (
     "range-overflow", "underflow", "pole", "invalid", "where-gradient", "masked-row", "empty-reduction", "bad-leaf",
     "outside-dispatcher",
+    "uninitialized", "communication", "compiled-only",
 )  # fmt: skip
 
 Step = Callable[[nn.Module, Any], Tensor]
@@ -193,8 +194,11 @@ def run(program: Program) -> Outcome:
     with quietly():
         model, batch, step = program.make()
         loss = step(model, batch)
-        loss.backward()
-    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        if all(p.grad is None for p in model.parameters()):  # else the step has run backward itself
+            loss.backward()
+    grads = {
+        n: p.grad.to_dense() if p.grad.is_sparse else p.grad for n, p in model.named_parameters() if p.grad is not None
+    }
     return Outcome(loss=loss.detach(), grads=grads)
 
 

@@ -30,7 +30,7 @@ def _main(fn: Callable[..., Any], rank: int, world: int, store: str, args: tuple
             os._exit(0)
 
 
-def on_ranks(fn: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 120, check: bool = True) -> list[Any]:
+def on_ranks(fn: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 600, check: bool = True) -> list[Any]:
     """What ``fn(rank, *args)`` returns on every rank; with ``check=False`` errors are returned as text."""
     context = mp.get_context("spawn")
     results = context.Queue()

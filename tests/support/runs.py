@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 from collections.abc import Callable, Iterable
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from nanproof import Guard
+from nanproof import Guard, Policy
+from nanproof.guard import Records, Watch
 
 torch.set_num_threads(1)
 
@@ -140,6 +142,19 @@ class Run:
         return digest(self.model, [self.optimizer], self.scheduler, self.ema)
 
 
+def guarded(model: Any, optimizer: Any, **options: Any) -> Guard:
+    """A guard whose policy, watch and records are given field by field."""
+    policy = options.pop("policy", "default")
+    policy = Policy.named(policy) if isinstance(policy, str) else policy
+    groups: dict[str, Any] = {}
+    for name, group in (("policy", Policy), ("watch", Watch), ("records", Records)):
+        fields = {f.name for f in dataclasses.fields(group)}
+        groups[name] = {k: options.pop(k) for k in list(options) if k in fields}
+    policy = dataclasses.replace(policy, **groups["policy"])
+    watch, records = Watch(**groups["watch"]), Records(**groups["records"])
+    return Guard(model, optimizer, policy=policy, watch=watch, records=records, **options)
+
+
 def make_run(
     make_optimizer: Callable[[Iterable[Tensor]], Any] | None = None,
     *,
@@ -152,6 +167,6 @@ def make_run(
     optimizer = (make_optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-2)))(model.parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True) if with_ema else None
-    options = {"max_norm": 1.0, "window": 16, **options}
-    guard = Guard(model, optimizer, scheduler=scheduler, ema=ema, **options)
+    options = {"max_norm": 1.0, "spike_window": 16, **options}
+    guard = guarded(model, optimizer, scheduler=scheduler, ema=ema, **options)
     return Run(model, optimizer, scheduler, ema, guard)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -21,6 +25,9 @@ from support.incidents import make_incident
 from support.pages import wait, write_log
 
 EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>\'"&</script>'
+
+
+CODE = ["      11 | p = p.softmax(-1)", "  >   12 | return p.log()", "      13 | # the line after"]
 
 
 def ready(browser: webdriver.Chrome, address: str) -> None:
@@ -43,33 +50,98 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "original"
     folder.mkdir()
     write_log(folder / "training_log.jsonl", 1000, bad=(400, 401, 402))
-    make_incident(folder, 400)
+    make_incident(folder, 400, code=CODE)
     return folder
 
 
-def test_curves_values_and_red_ticks(browser: webdriver.Chrome, serve: Callable[..., str], run: Path) -> None:
+def test_curves_and_values(browser: webdriver.Chrome, serve: Callable[..., str], run: Path) -> None:
     ready(browser, serve(str(run)))
-    charts = [f.text for f in browser.find_elements(By.CSS_SELECTOR, "figcaption > span:first-child")]
+    charts = [f.text for f in browser.find_elements(By.CSS_SELECTOR, "figcaption .title")]
     assert charts[:3] == ["loss", "grad_norm", "lr"]
     assert colours(browser) > 50
-    red = browser.execute_script("""
-        const c = document.querySelector('.plot canvas');
-        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
-        let n = 0;
-        for (let i = 0; i < d.length; i += 4) if (d[i] > 180 && d[i+1] < 60 && d[i+2] < 80 && d[i+3] > 200) n++;
-        return n""")
-    assert red > 5
     assert browser.find_element(By.ID, "status").text == "live"
     assert errors(browser) == []
+
+
+def of_color(browser: webdriver.Chrome, color: str, low: float, high: float, chart: int = 0) -> float:
+    """The share of the pixels between two steps of a chart that are tinted with a color."""
+    share = browser.execute_script(
+        """
+        const [color, low, high, chart] = arguments;
+        const plot = document.querySelectorAll('.plot')[chart];
+        const [from, to] = [Number(plot.dataset.low), Number(plot.dataset.high)];
+        const canvas = plot.querySelector('canvas'), over = plot.querySelector('.u-over');
+        const ratio = devicePixelRatio, left = over.offsetLeft * ratio, width = over.clientWidth * ratio;
+        const x = (step) => Math.round(left + (step - from) / (to - from) * width);
+        const top = over.offsetTop * ratio + 30, tall = over.clientHeight * ratio - 40;
+        const data = canvas.getContext('2d').getImageData(x(low), top, Math.max(1, x(high) - x(low)), tall).data;
+        const red = parseInt(color.slice(1, 3), 16), blue = parseInt(color.slice(5, 7), 16);
+        let n = 0;  // a band is a tint: what counts is on which side of grey a pixel lies
+        for (let i = 0; i < data.length; i += 4)
+          if (data[i + 3] > 7 && (data[i] - data[i + 2]) * Math.sign(red - blue) > 60) n++;
+        return n / (data.length / 4)""",
+        color, low, high, chart,
+    )  # fmt: skip
+    assert isinstance(share, float | int)
+    return float(share)
+
+
+BLUE, AMBER = "#2f6fd0", "#d97706"
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["page", "report"])
+def test_a_death_is_drawn_to_the_last_logged_step(
+    browser: webdriver.Chrome, serve: Callable[..., str], tmp_path: Path, served: bool
+) -> None:
+    for name, count, bad in (("alive", 200, ()), ("dead", 300, tuple(range(109, 300)))):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path / name / "training_log.jsonl", count, bad=bad)
+    paths = [str(tmp_path / "alive"), str(tmp_path / "dead")]
+    if not served:
+        write_html(find_runs(paths), tmp_path / "report.html")
+    ready(browser, serve(*paths) if served else (tmp_path / "report.html").as_uri())
+    charts = browser.find_elements(By.CSS_SELECTOR, ".plot")
+    assert len(charts) == 3
+    for number, chart in enumerate(charts):  # all charts show the whole run, also where nothing is NaN in them
+        assert (float(chart.get_attribute("data-low") or -1), float(chart.get_attribute("data-high") or -1)) == (0, 299)
+        inside, outside = (of_color(browser, AMBER, *span, number) for span in ((210, 290), (20, 100)))
+        assert inside > 2 * outside
+        assert inside > 0.5  # every pixel of the band is tinted in the run's own color, not in the other's
+        assert of_color(browser, BLUE, 210, 290, number) == 0
+    assert "NaN 109–299" in (charts[0].get_attribute("data-bands") or "")
+    assert "NaN 109–299" in (charts[0].get_attribute("aria-label") or "")
+    first = browser.find_element(By.CSS_SELECTOR, ".state.bad").text
+    assert "died at step 109" in first
+    assert "loss is NaN since step 109" in first
+    assert errors(browser) == []
+
+
+@given(
+    values=st.lists(st.sampled_from([1.0, 2.0, math.nan, math.inf, -math.inf]), min_size=1, max_size=40),
+    first=st.integers(0, 10**6), gap=st.integers(1, 1000),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_was_logged_lies_within_the_axis(
+    browser: webdriver.Chrome, tmp_path: Path, values: list[float], first: int, gap: int
+) -> None:
+    log, out = tmp_path / "any.jsonl", tmp_path / "any.html"
+    log.write_text("".join(json.dumps({"step": first + gap * i, "loss": v}) + "\n" for i, v in enumerate(values)))
+    write_html(find_runs([str(log)]), out)
+    ready(browser, out.as_uri())
+    last = first + gap * (len(values) - 1)
+    low, high = span(browser)
+    assert low <= first
+    assert last <= high
 
 
 def test_it_lives(browser: webdriver.Chrome, serve: Callable[..., str], run: Path) -> None:
     ready(browser, serve(str(run)))
     wait(browser, "document.getElementById('status').textContent == 'live'")
-    assert not browser.find_element(By.ID, "alarm").is_displayed()
+    assert "died" not in browser.find_element(By.ID, "states").text
     write_log(run / "training_log.jsonl", 5, bad=(1004,), first=1000, mode="a")
     wait(browser, "document.getElementById('summary').textContent.includes('1,004')")
-    wait(browser, "!document.getElementById('alarm').hidden")
+    wait(browser, "document.getElementById('states').textContent.includes('died at step 1,004')")
+    assert span(browser) == (0, 1004)
     make_incident(run, 1004, file="late.py")
     wait(browser, "document.getElementById('incidents').textContent.includes('late.py')")
 
@@ -111,10 +183,16 @@ def test_a_click_opens_the_incident(browser: webdriver.Chrome, serve: Callable[.
         "return p.log()",
         "log at exactly zero",
         "log → mean → loss",
+        "nanproof locate",
     ):
         assert words in text
-    assert "return p.log()" in browser.find_element(By.CSS_SELECTOR, "pre mark").text
-    browser.find_element(By.CSS_SELECTOR, "dialog button").click()
+    lines = browser.find_elements(By.CSS_SELECTOR, "#incident pre span")
+    assert [line.text for line in lines] == CODE
+    tops = [line.rect["y"] for line in lines]
+    heights = [line.rect["height"] for line in lines]
+    assert all(a + h <= b + 0.5 for a, b, h in zip(tops, tops[1:], heights, strict=False)), "a line lies under another"
+    assert [line.text for line in browser.find_elements(By.CSS_SELECTOR, "pre .culprit")] == [CODE[1]]
+    browser.find_element(By.CSS_SELECTOR, "dialog form button").click()
     wait(browser, "!document.getElementById('detail').open")
 
 
@@ -123,11 +201,11 @@ def test_two_runs_side_by_side(browser: webdriver.Chrome, serve: Callable[..., s
     other.mkdir()
     write_log(other / "training_log.jsonl", 800)
     ready(browser, serve(str(run), str(other)))
-    assert [b.text for b in browser.find_elements(By.CSS_SELECTOR, "#runs button")] == ["original", "stable"]
+    assert [b.text for b in browser.find_elements(By.CSS_SELECTOR, "#table .named")] == ["original", "stable"]
     values = browser.find_element(By.CSS_SELECTOR, "figcaption .values").text
     assert "original" in values
     assert "stable" in values
-    browser.find_elements(By.CSS_SELECTOR, "#runs button")[0].click()
+    browser.find_elements(By.CSS_SELECTOR, "#table input")[0].click()
     assert "original" not in browser.find_element(By.CSS_SELECTOR, "figcaption .values").text
 
 
@@ -149,7 +227,7 @@ def test_no_foreign_code_runs(browser: webdriver.Chrome, serve: Callable[..., st
     write_html(find_runs([str(folder)]), out)
     ready(browser, out.as_uri())
     assert browser.execute_script("return window.hit") is None
-    assert "<img" in browser.find_element(By.ID, "runs").text
+    assert "<img" in browser.find_element(By.ID, "states").text
 
 
 def test_the_report_opens_from_disk_without_network(browser: webdriver.Chrome, run: Path, tmp_path: Path) -> None:
@@ -184,8 +262,88 @@ def test_everything_can_be_reached_by_keyboard(browser: webdriver.Chrome, serve:
         body.send_keys(Keys.TAB) if not reached else browser.switch_to.active_element.send_keys(Keys.TAB)
         node = browser.switch_to.active_element
         reached.add(node.get_attribute("id") or node.get_attribute("class") or node.tag_name)
-    assert {"logy", "smooth", "reset", "theme", "plot", "run"} <= reached
+    assert {"find", "logy", "smooth", "reset", "theme", "plot", "pin"} <= reached
     unnamed = browser.execute_script("""
         return [...document.querySelectorAll('button, input, [tabindex="0"]')].filter((n) =>
           !n.hidden && !n.textContent.trim() && !n.getAttribute('aria-label') && !n.closest('label')).length""")
     assert unnamed == 0
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """Three runs in one folder, one of them dead, with configs, layers and a risk."""
+    for name, rate, bad in (("a", 0.1, range(60, 100)), ("b", 0.01, ()), ("c", 0.001, ())):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"optimizer:\n  lr: {rate}\nbatch_size: 8\nmax_steps: 100\n")
+        with (folder / "training_log.jsonl").open("w") as file:
+            for step in range(100):
+                loss = math.nan if step in bad else 3 * math.exp(-step / 50)
+                row = {"step": step, "loss": loss, "grad_norm": 1.0, "reward": step, "risk": step / 100}
+                row |= {f"absmax/layers.{i}": math.nan if step in bad else 1.0 + i * step for i in range(4)}
+                file.write(json.dumps(row) + "\n")
+    make_incident(tmp_path / "runs" / "a", 60, code=CODE)
+    make_incident(tmp_path / "runs" / "a", 61, code=CODE)
+    write_html(find_runs([str(tmp_path / "runs")]), tmp_path / "runs.html")
+    return tmp_path / "runs.html"
+
+
+def test_many_runs_search_pins_layers_links_and_files(browser: webdriver.Chrome, several: Path) -> None:
+    ready(browser, several.as_uri())
+    wait(browser, "document.body.dataset.facts == 'yes'")
+    table = browser.find_element(By.ID, "table").text
+    assert "optimizer.lr" in table
+    assert "batch_size" not in table  # only what differs
+    assert "died at step 60" in table
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".state")) == 1  # the one in trouble
+    # layers are a heat map and no charts; what is not finite in them is red
+    titles = [t.text for t in browser.find_elements(By.CSS_SELECTOR, "figcaption .title")]
+    assert titles == ["loss", "grad_norm", "reward", "risk"]
+    browser.find_element(By.XPATH, "//div[@class='picks']/button[text()='a']").click()
+    red = """const c = document.querySelector('#layers canvas');
+        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+        let n = 0;
+        for (let i = 0; i < d.length; i += 4) if (d[i] === 200 && d[i + 1] === 16 && d[i + 2] === 46) n++;
+        return n"""
+    wait(browser, f"(() => {{ {red} }})() > 500")
+    # search, pin, and the address of the view
+    browser.find_element(By.ID, "find").send_keys("rew")
+    assert [t.text for t in browser.find_elements(By.CSS_SELECTOR, "figcaption .title")] == ["reward"]
+    browser.find_element(By.CSS_SELECTOR, ".pin").click()
+    browser.find_element(By.ID, "find").send_keys(Keys.BACKSPACE * 3)
+    titles = [t.text for t in browser.find_elements(By.CSS_SELECTOR, "figcaption .title")]
+    assert titles[:2] == ["reward", "loss"]
+    browser.execute_script("document.querySelector('#table input').click(); document.querySelector('.plot').focus()")
+    browser.find_element(By.CSS_SELECTOR, ".plot").send_keys("+")
+    wait(browser, "location.hash.includes('zoom=')")
+    address, seen = browser.current_url, span(browser)
+    browser.get("about:blank")
+    ready(browser, address)
+    assert span(browser) == pytest.approx(seen)
+    assert browser.find_element(By.CSS_SELECTOR, "figcaption .title").text == "reward"
+    assert not browser.find_elements(By.CSS_SELECTOR, "#table input")[0].is_selected()
+    assert errors(browser) == []
+
+
+def test_on_a_phone_incidents_come_before_curves_and_an_incident_has_an_address(
+    browser: webdriver.Chrome, several: Path
+) -> None:
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        ready(browser, several.as_uri())
+        wait(browser, "document.body.dataset.facts == 'yes'")
+        top = {k: browser.find_element(By.ID, k).rect["y"] for k in ("states", "incidents", "charts")}
+        assert top["states"] < top["incidents"] < top["charts"]
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        browser.find_element(By.CSS_SELECTOR, "#incidents button").click()
+        wait(browser, "document.getElementById('detail').open")
+        heads = [h.text.lower() for h in browser.find_elements(By.CSS_SELECTOR, "#incident h3")]
+        assert heads == ["cause", "evidence", "code", "tensors", "repair"]
+        address = browser.current_url
+        browser.get("about:blank")
+        ready(browser, address)
+        wait(browser, "document.getElementById('detail').open")
+        assert "Step 61" in browser.find_element(By.ID, "incident").text
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -55,8 +55,7 @@ def test_a_frame_says_what_matters(tmp_path: Path) -> None:
     write_log(tmp_path / "training_log.jsonl", 100, bad=(98, 99))
     make_incident(tmp_path, 98)
     text = shown(tmp_path)
-    assert "step 99" in text
-    assert "loss is nan since step 98 (2 logged values)" in text
+    assert "died at step 98: loss is NaN since step 98 (2 logged values, the last at step 99)" in text
     assert "nonfinite loss nan → skip  pole at model.py:12" in text
     assert BAD in text
 
@@ -80,10 +79,11 @@ def test_names_full_of_control_characters_do_no_harm(tmp_path: Path) -> None:
     assert "[bold]y" in text
 
 
-def test_an_empty_log_and_one_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_an_empty_log_is_waited_for_and_one_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("")
     assert "no values yet" in shown(tmp_path / "a.log")
-    assert "no values yet" in shown(tmp_path / "later.log")
+    with pytest.raises(UsageError, match=r"later\.log does not exist"):
+        shown(tmp_path / "later.log")
 
 
 def test_in_a_real_terminal_q_quits_and_news_appear(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_in_a_real_terminal_q_quits_and_news_appear(tmp_path: Path) -> None:
         until(main, "step 14")
         os.write(main, b"q")
         drain(main)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=600) == 0
     finally:
         process.kill()
         process.wait()
         os.close(main)
 
 
-def until(fd: int, words: str, seconds: float = 30) -> None:
+def until(fd: int, words: str, seconds: float = 300) -> None:
     text, deadline = "", time.monotonic() + seconds
     while words not in text:
         assert time.monotonic() < deadline, text[-2000:]

@@ -104,7 +104,7 @@ def test_news_reaches_two_viewers(address: str, run: Path) -> None:
     log = run / "training_log.jsonl"
 
     stream = address + "stream"
-    with httpx.stream("GET", stream, timeout=20) as one, httpx.stream("GET", stream, timeout=20) as two:
+    with httpx.stream("GET", stream, timeout=600) as one, httpx.stream("GET", stream, timeout=600) as two:
         lines = [one.iter_lines(), two.iter_lines()]
         for each in lines:
             assert next(each).startswith("retry")  # it listens now
@@ -112,7 +112,7 @@ def test_news_reaches_two_viewers(address: str, run: Path) -> None:
             file.write('{"step": 3, "loss": -Infinity}\n')
         for each in lines:
             told = next(json.loads(line[6:]) for line in each if line.startswith("data: "))
-            assert told["columns"]["loss"]["bad"] == [[3, 3, 0, 1]]
+            assert told["columns"]["loss"]["bad"] == [[3, 3, 0, 0, 1]]
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 
 def test_nothing_to_watch(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to watch"):
+    with pytest.raises(UsageError, match="no run given"):
         find_runs([])
     with pytest.raises(UsageError, match="does not exist"):
         find_runs([str(tmp_path / "no" / "such" / "run")])

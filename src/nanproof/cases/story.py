@@ -89,10 +89,9 @@ def stages(case: Case, out: Path, seed: int) -> Iterator[Stage]:
         words=(*nanproof, "run", "--run-dir", str(guard), "-m", *program("original", "guarded")), ends=(0, 66),
         trains=True,
     )  # fmt: skip
-    incident = min((guard / "incidents").iterdir())
     yield Stage(
         title="Which operation broke, and is that proved?",
-        words=(*nanproof, "locate", str(incident), "--step", case.step), ends=(1,),
+        words=(*nanproof, "locate", str(guard), "--step", case.step), ends=(1,),
     )  # fmt: skip
     yield Stage(
         title="What lint would repair in its code",

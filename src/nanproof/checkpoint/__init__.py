@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .ranks import scan_spread
 from .report import ScanReport, SeriesReport, TensorReport
 from .scan import scan, scan_series
 
-__all__ = ["ScanReport", "SeriesReport", "TensorReport", "scan", "scan_series"]
+__all__ = ["ScanReport", "SeriesReport", "TensorReport", "scan", "scan_series", "scan_spread"]

@@ -11,7 +11,7 @@ import struct
 from array import array
 
 from .flaws import damaged, refused
-from .source import Source, read
+from .source import RemoteFile, Source, read
 
 MAX_DIRECTORY = 32 << 20
 
@@ -56,6 +56,8 @@ class Archive:
 
     def _parse(self, data: bytes, start: int, count: int) -> None:
         at = 0
+        if isinstance(self.source, RemoteFile):
+            self.source.prefetch(_headers(data, count))
         for _ in range(count):
             if at + _CENTRAL.size > len(data):
                 raise damaged("the zip directory ends early")
@@ -110,6 +112,21 @@ class Archive:
             last = self._at[i] + self._size[i]
         if last > directory:
             raise refused("a zip member reaches into the directory")
+
+
+def _headers(data: bytes, count: int) -> list[tuple[int, int]]:
+    """Where the headers in front of the members should be; what is wrong with the directory is said later."""
+    found, at = [], 0
+    for _ in range(count):
+        if at + _CENTRAL.size > len(data):
+            break
+        fields = _CENTRAL.unpack_from(data, at)
+        n, m, k, header = fields[10], fields[11], fields[12], fields[16]
+        if header == 0xFFFFFFFF:
+            break
+        found.append((header, _LOCAL.size + n))
+        at += _CENTRAL.size + n + m + k
+    return found
 
 
 def _member_name(raw: bytes) -> str:

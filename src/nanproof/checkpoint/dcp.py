@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from .calls import Calls
 from .contents import Contents, Stored
 from .flaws import Flaw, damaged, refused, unreadable
 from .formats import looks_like_safetensors
@@ -17,7 +18,7 @@ from .inert import Inert
 from .machine import MAX_PICKLE, load_whole
 from .safetensors import read_safetensors
 from .source import Source, Window, read
-from .torchzip import note_globals, read_torch_zip
+from .torchzip import read_torch_zip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,21 +37,18 @@ class Index:
     """What ``.metadata`` says, by file."""
 
     files: dict[str, list[Entry]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
-def read_index(source: Source) -> Index:
+def read_index(source: Source, seen: Calls) -> Index:
     """The table of contents of a DCP folder."""
     if source.size > MAX_PICKLE:
         raise refused(f".metadata has {source.size >> 20} MB; more than {MAX_PICKLE >> 20} MB are not taken apart")
-    loaded = load_whole(read(source, 0, source.size))
+    loaded = load_whole(read(source, 0, source.size), seen=seen)
     fields = loaded.value.fields if isinstance(loaded.value, Inert) else {}
     described, placed = fields.get("state_dict_metadata"), fields.get("storage_data")
     if not isinstance(described, dict) or not isinstance(placed, dict):
         raise unreadable(".metadata is not what torch.distributed.checkpoint writes")
-    shell = Contents(format="", tensors=[])
-    note_globals(shell, loaded.globals)
-    index = Index(notes=shell.notes)
+    index = Index()
     volumes: dict[str, int] = {}
     chunks = {name: _chunks(value) for name, value in described.items() if isinstance(name, str)}
     for key, info in placed.items():
@@ -111,7 +109,7 @@ def _entry(key: Any, info: Any, chunks: dict[str, Any]) -> tuple[Entry, str]:
     return Entry(name=name, offsets=offsets, sizes=sizes, at=at, length=length), file
 
 
-def read_distcp(source: Source, entries: list[Entry], *, check: bool = True) -> Contents:
+def read_distcp(source: Source, entries: list[Entry], *, check: bool = True, seen: Calls | None = None) -> Contents:
     """The tensors of one ``.distcp`` file; the trees of its small objects are kept by name."""
     contents = Contents(format="DCP", tensors=[], tree={})
     last = 0
@@ -121,7 +119,7 @@ def read_distcp(source: Source, entries: list[Entry], *, check: bool = True) -> 
         last = entry.at + entry.length
         window = Window(source, entry.at, entry.length)
         try:
-            inner = _read_blob(window, check)
+            inner = _read_blob(window, check, seen)
         except Flaw as flaw:
             raise Flaw(flaw.health, f"{entry.name[:80]}: {flaw.why}") from None
         _move(inner, entry, window.start)
@@ -134,11 +132,11 @@ def read_distcp(source: Source, entries: list[Entry], *, check: bool = True) -> 
     return contents
 
 
-def _read_blob(window: Window, check: bool) -> Contents:
+def _read_blob(window: Window, check: bool, seen: Calls | None) -> Contents:
     head = read(window, 0, min(window.size, 16))
     if looks_like_safetensors(head, window.size):
         return read_safetensors(window)
-    return read_torch_zip(window, check=check)
+    return read_torch_zip(window, check=check, seen=seen)
 
 
 def _move(inner: Contents, entry: Entry, start: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .calls import Calls
 from .contents import Contents
 from .flaws import damaged, refused, unreadable
 from .source import Source, read
@@ -20,8 +21,12 @@ def may_be_checkpoint(name: str, head: bytes, size: int) -> bool:
     return known or looks_like_safetensors(head, size)
 
 
-def read_file(source: Source, *, check: bool = True) -> Contents:
-    """The contents of one file, whatever it is; raises `Flaw` when it is nothing known."""
+def read_file(source: Source, *, check: bool = True, seen: Calls | None = None) -> Contents:
+    """The contents of one file, whatever it is; raises `Flaw` when it is nothing known.
+
+    What its pickles would call is in ``seen``, also if it raises.
+    """
+    seen = Calls() if seen is None else seen
     if source.size == 0:
         raise damaged("is empty")
     head = read(source, 0, min(source.size, 512))
@@ -30,7 +35,7 @@ def read_file(source: Source, *, check: bool = True) -> Contents:
     if head[:4] == b"PK\3\4":
         from .torchzip import read_torch_zip
 
-        return read_torch_zip(source, check=check)
+        return read_torch_zip(source, check=check, seen=seen)
     if head[:4] == b"GGUF":
         from .gguf import read_gguf
 
@@ -41,12 +46,33 @@ def read_file(source: Source, *, check: bool = True) -> Contents:
         return read_safetensors(source)
     if head[257:262] == b"ustar":
         raise refused("is a tar archive, as torch wrote before 0.1.10; load and save it with a torch of that time")
-    if head[0] == 0x80:
+    if head[0] == 0x80 or _is_text_pickle(source, head):
         from .legacy import read_pickle
 
-        return read_pickle(source)
+        return read_pickle(source, seen)
     if head[:4] in (b"PK\5\6", b"PK\1\2"):
         raise damaged("is the tail of a zip file without its beginning")
     if head.count(0) == len(head):
         raise damaged("begins with zeros only, as a file does whose writing was cut off")
-    raise unreadable("is in no format that is known here")
+    raise unreadable(f"is {_OTHERS.get(head[:2], 'in no format that is known here')}")
+
+
+_OTHERS = {
+    b"7z": "a 7z archive; unpack it and scan what is inside",
+    b"\x1f\x8b": "compressed by gzip; unpack it and scan what is inside",
+    b"BZ": "compressed by bzip2; unpack it and scan what is inside",
+    b"\xfd7": "compressed by xz; unpack it and scan what is inside",
+    b"\x93N": "a numpy array, not a checkpoint",
+}
+
+
+def _is_text_pickle(source: Source, head: bytes) -> bool:
+    """Whether a file without a protocol number is a pickle of protocol 0 or 1 all the same."""
+    from .opcodes import NeedMore, survey
+
+    if head[0] not in b"(c]})lid":
+        return False
+    try:
+        return survey(read(source, 0, min(source.size, 1 << 20))).flaw is None
+    except NeedMore:
+        return source.size > 1 << 20

@@ -6,18 +6,24 @@ tensors (how torch rebuilds a tensor, an ordered dict, a numpy array) are recogn
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 from .flaws import damaged
+from .names import ORDINARY
+
+if TYPE_CHECKING:
+    from .calls import Calls
 
 
 class Global:
     """A name in a pickle: ``torch._utils._rebuild_tensor_v2``. It stays a name."""
 
-    __slots__ = ("full", "name")
+    __slots__ = ("full", "name", "ordinary")
 
     def __init__(self, module: str, name: str) -> None:
         self.full, self.name = f"{module}.{name}", name
+        self.ordinary = self.full in ORDINARY
 
 
 class Inert:
@@ -76,34 +82,6 @@ class Located(float):
     at: int
 
 
-# Names seen in every training checkpoint; others are listed as a note. Being listed says nothing about safety.
-USUAL = (
-    "torch.", "collections.", "numpy.", "_codecs.", "builtins.", "__builtin__.", "argparse.Namespace", "transformers.",
-    "accelerate.", "lightning.", "pytorch_lightning.", "lightning_fabric.", "omegaconf.", "pathlib.", "datetime.",
-    "deepspeed.", "copyreg.", "copy_reg.", "functools.partial", "typing.", "enum.", "random.",
-)  # fmt: skip
-# What attacks are made of and no training program saves; a file that names one is refused.
-_DANGEROUS_ROOTS = {
-    "os", "posix", "nt", "subprocess", "sys", "socket", "shutil", "runpy", "importlib", "pty", "ctypes", "webbrowser",
-    "marshal", "code", "commands", "imp",
-}  # fmt: skip
-_DANGEROUS = frozenset(
-    f"{module}.{name}"
-    for module in ("builtins", "__builtin__")
-    for name in ("eval", "exec", "compile", "open", "__import__", "getattr", "setattr", "apply", "execfile", "input")
-) | {"torch.hub.load", "torch.load", "numpy.testing._private.utils.runstring", "pickle.loads", "pickle.load"}
-
-
-def is_usual(name: str) -> bool:
-    """Whether training programs write this name every day."""
-    return name.startswith(USUAL)
-
-
-def is_dangerous(name: str) -> bool:
-    """Whether this name is of use in a checkpoint only to run something."""
-    return name in _DANGEROUS or name.partition(".")[0] in _DANGEROUS_ROOTS
-
-
 _shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
 
@@ -115,9 +93,24 @@ def sizes(value: Any) -> tuple[int, ...]:
         if type(n) is not int or not 0 <= n < 1 << 62:
             raise damaged(f"a tensor has the size {n!r:.40}")
     shape = tuple(value)
+    known = _shapes.get(shape)
+    if known is not None:
+        return known
+    if math.prod(max(n, 1) for n in shape) >= 1 << 63:
+        raise damaged("a tensor claims more elements than a number of 64 bits can count")
     if len(_shapes) > 10_000:
         _shapes.clear()
-    return _shapes.setdefault(shape, shape)
+    _shapes[shape] = shape
+    return shape
+
+
+def _strides(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list) or len(value) > 64:
+        raise damaged("a tensor has strides that are no list of numbers")
+    for n in value:
+        if type(n) is not int or not 0 <= n < 1 << 62:
+            raise damaged(f"a tensor has the stride {n!r:.40}")
+    return tuple(value)
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,18 +128,20 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> TensorRef:
     """A tensor reference, checked for sense; whether it fits its storage is checked by the reader."""
-    shape, stride = sizes(shape), sizes(stride)
+    shape, stride = sizes(shape), _strides(stride)
     if type(offset) is not int or offset < 0 or len(shape) != len(stride):
         raise damaged("a tensor has an offset or strides that make no sense")
     return TensorRef(storage, offset, shape, None if _is_contiguous(shape, stride) else stride)
 
 
-def reduce(function: Any, args: Any) -> Any:
-    """What ``function(*args)`` stands for."""
+def reduce(function: Any, args: Any, seen: Calls) -> Any:
+    """What ``function(*args)`` stands for; a call that no checkpoint needs is told to ``seen``."""
     if not isinstance(function, Global):
-        return Inert(None, (function, args))
+        seen.call(function, args)
+        return Inert(function.kind if isinstance(function, Inert) else None, (function, args))
     name = function.full
-    if not isinstance(args, tuple):
+    if not function.ordinary or not isinstance(args, tuple):
+        seen.call(function, args)
         return Inert(function, args)
     try:
         match name:
@@ -165,7 +160,8 @@ def reduce(function: Any, args: Any) -> Any:
                 found.quantizer = args[4]
                 return found
             case "torch._tensor._rebuild_from_type_v2":
-                made = reduce(args[0], args[2])
+                seen.passed(name, args[1:2])
+                made = reduce(args[0], args[2], seen)
                 if isinstance(made, TensorRef) and not args[3]:
                     return made
                 kept = Inert(args[1] if isinstance(args[1], Global) else function, (made,))
@@ -180,21 +176,30 @@ def reduce(function: Any, args: Any) -> Any:
             case "builtins.set" | "builtins.frozenset" | "__builtin__.set" if isinstance(args[0], list):
                 return args[0]
             case "collections.defaultdict":
+                seen.passed(name, args)
                 return {}
+            case "torch.storage._load_from_bytes":
+                if not isinstance(args[0], bytes):
+                    raise ValueError
+                seen.nested.append(args[0])
             case "numpy.core.multiarray.scalar" | "numpy._core.multiarray.scalar":
                 return ArrayRef(_numpy_dtype(args[0]), (), args[1] if isinstance(args[1], bytes) else b"")
     except (IndexError, TypeError, ValueError, AttributeError, UnicodeError):
         raise damaged(f"{name} is called with arguments that do not fit it") from None
+    seen.passed(name, args)
     return Inert(function, args)
 
 
-def build(target: Any, state: Any) -> None:
-    """What ``target.__setstate__(state)`` stands for."""
+def build(target: Any, state: Any, seen: Calls) -> None:
+    """What ``target.__setstate__(state)`` stands for. That of an OrderedDict has versions of modules, no numbers."""
     if isinstance(target, Inert):
+        if target.state is not None:
+            seen.hooked(target, ("__setstate__",), state)
         target.state = state
-        return
-    if isinstance(target, dict) and isinstance(state, dict):
-        return  # attributes of an OrderedDict, for example _metadata: versions of modules, no numbers
+        if isinstance(state, tuple):  # attributes set one by one, so that a class can be exchanged
+            seen.hooked(target, ("__class__", "__setstate__", "__dict__"), state)
+    elif isinstance(target, Global):
+        seen.call(target, ("__setstate__", state))  # the attributes of a class or function of the program change
 
 
 def is_nested(value: Any) -> bool:

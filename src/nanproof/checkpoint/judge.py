@@ -32,6 +32,7 @@ def judge(
         where = f"{result.file}: " if many else ""
         if result.flaw is not None:
             reasons.append((cast(Health, result.flaw[0]), f"{where}{result.flaw[1]}"))
+        reasons += [("suspect", f"{where}{words}") for words in result.calls]
         for name in result.unread[:3]:
             reasons.append(("unreadable", f"{where}{name} is a tensor that cannot be read"))
         notes += [f"{where}{note}" for note in result.notes]
@@ -43,7 +44,7 @@ def judge(
     tensors = tuple(t for result in results for t in result.tensors)
     reasons += [("corrupt", words) for words in _corrupt(tensors, settings)]
     suspicions = [words for result in results for words in result.suspicions] + _disagreements(settings)
-    if not reasons and all(t.state == "not applicable" for t in tensors):
+    if not reasons and not any(t.state != "not applicable" and math.prod(t.shape) for t in tensors):
         suspicions.append(f"holds {len(tensors):,} tensors and no floating-point number to judge it by")
     reasons += [("suspect", words) for words in suspicions]
     health = worst([h for h, _ in reasons] or ["healthy"])
@@ -55,6 +56,8 @@ def judge(
         step=settings.step if settings.step is not None else checkpoint.step,
         checksums="skipped" if fast else "verified" if any(r.verified for r in results) else "none",
         repairable=health == "corrupt" and is_repairable(tensors, settings),
+        calls=tuple(words for r in results for words in r.calls),
+        against=None if all(r.against is None for r in results) else tuple(w for r in results for w in r.against or ()),
     )  # fmt: skip
 
 

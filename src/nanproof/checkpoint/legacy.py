@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from .calls import Calls
 from .contents import Contents, dtype_name, element
-from .flaws import damaged, refused, unreadable
+from .flaws import Flaw, damaged, refused, unreadable
 from .inert import Storage, TensorRef
-from .machine import MAX_PICKLE, Loaded, load
+from .machine import MAX_PICKLE, Loaded, load, load_whole
 from .opcodes import NeedMore
 from .source import Memory, Source, read
-from .torchzip import collect, note_globals
+from .torchzip import collect
 from .tree import walk
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -25,22 +27,24 @@ class _Legacy:
     body: Loaded
     start: int
     places: dict[str, tuple[int, int]]
-    names: frozenset[str]
 
 
-def read_pickle(source: Source) -> Contents:
+def read_pickle(source: Source, seen: Calls) -> Contents:
     """A legacy torch file when it begins with torch's magic number, otherwise a plain pickle."""
-    first = _load_at(source, 0)
+    first = _load_at(source, 0, seen)
     if first.value != MAGIC:
         contents = Contents(format="pickle", tensors=[], tree=first.value)
         if first.end != source.size:
+            from .hidden import MAX_SEARCH, search
+
+            search(read(source, first.end, min(source.size - first.end, MAX_SEARCH)), seen)
             raise damaged(f"goes on for {source.size - first.end:,} bytes after its pickle ends")
-        note_globals(contents, first.globals)
+        if seen.strict:
+            seen.against.append("it is a plain pickle, which torch.load does not read")
         collect(contents, first.value, _no_storage)
         return contents
-    file = _read_legacy(source, first)
+    file = _read_legacy(source, first, seen)
     contents = Contents(format="legacy torch", tensors=[], tree=file.body.value, patchable={"pickle": file.start})
-    note_globals(contents, file.names)
 
     def locate(storage: Storage) -> tuple[int, int]:
         if storage.key not in file.places:
@@ -54,10 +58,11 @@ def read_pickle(source: Source) -> Contents:
 def read_storage(data: bytes) -> tuple[Storage, bytes] | None:
     """The one storage of a legacy torch file held in memory."""
     source = Memory(data)
-    first = _load_at(source, 0)
+    seen = Calls()  # what it would call is found by `hidden`, which looks at all nested files
+    first = _load_at(source, 0, seen)
     if first.value != MAGIC:
         return None
-    file = _read_legacy(source, first)
+    file = _read_legacy(source, first, seen)
     storage = file.body.value
     if not isinstance(storage, Storage) or storage.key not in file.places:
         return None
@@ -65,29 +70,31 @@ def read_storage(data: bytes) -> tuple[Storage, bytes] | None:
     return storage, data[at : at + size]
 
 
-def _read_legacy(source: Source, first: Loaded) -> _Legacy:
-    version = _load_at(source, first.end)
-    system = _load_at(source, version.end)
+def _read_legacy(source: Source, first: Loaded, seen: Calls) -> _Legacy:
+    version = _load_at(source, first.end, seen)
+    system = _load_at(source, version.end, seen)
     if version.value != 1001:
         raise unreadable(f"has the torch format {str(version.value)[:20]}, which is not known")
     if not isinstance(system.value, dict) or system.value.get("little_endian") is not True:
         raise unreadable("was not written on a little-endian machine")
-    body = _load_at(source, system.end)
-    keys = _load_at(source, body.end)
+    body = _load_at(source, system.end, seen)
+    keys = _load_at(source, body.end, seen)
     places = _storages(source, keys, _kinds(body.value))
-    return _Legacy(body, system.end, places, body.globals | keys.globals)
+    return _Legacy(body, system.end, places)
 
 
-def _load_at(source: Source, at: int) -> Loaded:
+def _load_at(source: Source, at: int, seen: Calls) -> Loaded:
     """The pickle at ``at``; how long it is shows only on reading it, so the window grows."""
     size = _FIRST
     while True:
         size = min(size, source.size - at)
         try:
-            loaded = load(read(source, at, size))
-            return Loaded(loaded.value, at + loaded.end, loaded.globals)
+            loaded = load(read(source, at, size), seen=seen)
+            return Loaded(loaded.value, at + loaded.end)
         except NeedMore:
             if at + size >= source.size:
+                with suppress(Flaw):
+                    load_whole(read(source, at, size), seen=seen)  # for what it would have called
                 raise damaged("ends in the middle of a pickle: the file is cut off") from None
             if size >= MAX_PICKLE:
                 raise refused(f"holds a pickle of more than {MAX_PICKLE >> 20} MB") from None

@@ -4,8 +4,9 @@
 >>> load(pickle.dumps({"a": [1, 2.5]}, protocol=2)).value
 {'a': [1, 2.5]}
 >>> import os
->>> load(pickle.dumps(os.getcwd, protocol=2)).globals
-frozenset({'posix.getcwd'})
+>>> seen = Calls()
+>>> load(pickle.dumps(os.getcwd, protocol=2), seen=seen).value.full, seen.named
+('posix.getcwd', {'posix.getcwd'})
 
 Python's own ``pickle`` is not involved: there is no ``find_class`` to get wrong and nothing that could be called.
 """
@@ -16,11 +17,13 @@ import struct
 from sys import getrefcount
 from typing import Any, NamedTuple
 
+from .calls import Calls
 from .flaws import Flaw, damaged, refused
 from .inert import Global, Inert, Located, Storage, TensorRef, build, reduce
-from .opcodes import NAMES, NeedMore, survey
+from .opcodes import NAMES, NeedMore, Survey, survey, survey_cut
 
 MAX_PICKLE = 32 << 20
+MAX_DIGITS = 600
 MAX_MEMORY = 88 << 20  # the pickle and all objects built from it, by the estimate of `_run`
 
 
@@ -28,34 +31,49 @@ _OURS = 2  # what getrefcount says of an object that only the caller holds: its 
 
 
 class Loaded(NamedTuple):
-    """The inert object, where its pickle ended, and every name it mentions."""
+    """The inert object, and where its pickle ended."""
 
     value: Any
     end: int
-    globals: frozenset[str]
 
 
-def load(data: bytes, start: int = 0) -> Loaded:
-    """Run the pickle at ``start``; raises `Flaw`, or `NeedMore` when the bytes end before it does."""
-    found = survey(data, start)
+def load(data: bytes, start: int = 0, *, seen: Calls | None = None) -> Loaded:
+    """Run the pickle at ``start``; raises `Flaw`, or `NeedMore` when the bytes end before it does.
+
+    What the pickle names and would call is in ``seen`` in any case.
+    """
+    return _load(data, start, survey(data, start), Calls() if seen is None else seen)
+
+
+def load_whole(data: bytes, *, seen: Calls | None = None, start: int = 0) -> Loaded:
+    """Like `load`, where these bytes are all there is."""
+    seen = Calls() if seen is None else seen
+    try:
+        return load(data, start, seen=seen)
+    except NeedMore:
+        return _load(data, start, survey_cut(data, start), seen)
+
+
+def _load(data: bytes, start: int, found: Survey, seen: Calls) -> Loaded:
     names: dict[tuple[str, str], Global] = {}
     at = [start]
     try:
-        value = _run(data, start, found.end, found.fetched, names, at)
+        value = _run(data, start, found, names, at, seen)
     except Flaw:
         raise
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, struct.error, UnicodeError, RecursionError):
-        word = NAMES.get(data[at[0]], "?")
+        if found.flaw is not None and at[0] >= found.end:
+            raise found.flaw from None
+        word = NAMES.get(data[at[0]], "?") if at[0] < len(data) else "?"
         raise damaged(f"the pickle does not fit together at byte {at[0]:,} ({word})") from None
-    return Loaded(value, found.end, frozenset(g.full for g in names.values()))
+    finally:
+        seen.ran = True
+        seen.name(list(names.values()))
+        if seen.strict:
+            from .policy import instructions
 
-
-def load_whole(data: bytes) -> Loaded:
-    """Like `load`, where the bytes at hand are all there is."""
-    try:
-        return load(data)
-    except NeedMore:
-        raise damaged("the pickle ends before its last instruction") from None
+            seen.against += instructions(data, start, found.end)
+    return Loaded(value, found.end)
 
 
 def _key(value: Any) -> Any:
@@ -93,8 +111,9 @@ def _fill(target: Any, flat: list[Any]) -> None:
         target[key if type(key) is str else _key(key)] = flat[i + 1]
 
 
-def _extend(target: Any, items: list[Any]) -> None:
+def _extend(target: Any, items: list[Any], seen: Calls) -> None:
     if isinstance(target, Inert):
+        seen.hooked(target, ("append", "extend", "add"), items[:1])
         if target.items is None:
             target.items = []
         target = target.items
@@ -104,12 +123,14 @@ def _extend(target: Any, items: list[Any]) -> None:
 
 
 def _run(
-    data: bytes, at: int, end: int, fetched: frozenset[int], names: dict[tuple[str, str], Global], place: list[int]
+    data: bytes, at: int, found: Survey, names: dict[tuple[str, str], Global], place: list[int], seen: Calls
 ) -> Any:
+    end, fetched = found.end, found.fetched
     stack: list[Any] = []
     marks: list[list[Any]] = []
     memo: dict[int, Any] = {}
-    count = 0  # of memo entries ever made, for MEMOIZE
+    count = 0  # the memo holds all numbers below this one, and those in ``beyond``: MEMOIZE takes as number its length
+    beyond: set[int] = set()
     weight = end  # bytes in memory: the pickle and all objects alive, estimated from above
     push = stack.append
     from_bytes = int.from_bytes
@@ -117,32 +138,33 @@ def _run(
     def name(module: Any, attribute: Any) -> Global:
         if type(module) is not str or type(attribute) is not str:
             raise TypeError
-        found = names.get((module, attribute))
-        if found is None:
+        known = names.get((module, attribute))
+        if known is None:
             nonlocal weight
             weight += 500 + 4 * (len(module) + len(attribute))
-            found = names[module, attribute] = Global(module, attribute)
-        return found
+            known = names[module, attribute] = Global(module, attribute)
+        return known
 
     while at < end:
         place[0] = at
         op = data[at]
         at += 1
-        if op == 0x71:  # BINPUT
-            count += 1
-            if data[at] in fetched:
-                memo[data[at]] = stack[-1]
-            at += 1
-        elif op == 0x72:  # LONG_BINPUT
-            count += 1
-            key = from_bytes(data[at : at + 4], "little")
+        if op == 0x71 or op == 0x94 or op == 0x72:  # BINPUT, MEMOIZE, LONG_BINPUT
+            if op == 0x71:
+                key = data[at]
+                at += 1
+            elif op == 0x72:
+                key = from_bytes(data[at : at + 4], "little")
+                at += 4
+            else:
+                key = count + len(beyond)
             if key in fetched:
                 memo[key] = stack[-1]
-            at += 4
-        elif op == 0x94:  # MEMOIZE
-            if count in fetched:
-                memo[count] = stack[-1]
-            count += 1
+            if key == count and not beyond:
+                count += 1
+            else:
+                count = _filled(key, count, beyond)
+                weight += 64
         elif op == 0x68:  # BINGET
             push(memo[data[at]])
             at += 1
@@ -182,7 +204,7 @@ def _run(
                 weight -= 48 + 8 * len(pid)
         elif op == 0x52:  # REDUCE
             args = stack.pop()
-            stack[-1] = made = reduce(stack[-1], args)
+            stack[-1] = made = reduce(stack[-1], args, seen)
             weight += 96 if made else 64
             if type(made) is TensorRef and getrefcount(args) == _OURS:  # nobody else keeps the arguments
                 weight -= 48 + 8 * len(args)
@@ -224,11 +246,11 @@ def _run(
         elif op == 0x65 or op == 0x90:  # APPENDS, ADDITEMS
             flat, stack = stack, marks.pop()
             push = stack.append
-            _extend(stack[-1], flat)
+            _extend(stack[-1], flat, seen)
             weight -= 64
         elif op == 0x61:  # APPEND
             last = stack.pop()
-            _extend(stack[-1], [last])
+            _extend(stack[-1], [last], seen)
             weight += 8
         elif op == 0x47:  # BINFLOAT
             number = struct.unpack_from(">d", data, at)[0]
@@ -249,13 +271,15 @@ def _run(
             stack[-1] = name(stack[-1], attribute)
         elif op == 0x62:  # BUILD
             state = stack.pop()
-            build(stack[-1], state)
+            build(stack[-1], state, seen)
         elif op == 0x81:  # NEWOBJ
             args = stack.pop()
-            stack[-1] = reduce(stack[-1], args)
+            stack[-1] = reduce(stack[-1], args, seen)
             weight += 96
         elif op == 0x92:  # NEWOBJ_EX
             words, args = stack.pop(), stack.pop()
+            if not isinstance(stack[-1], Global) or not stack[-1].ordinary:
+                seen.call(stack[-1], (args, words) if words else args)
             stack[-1] = Inert(stack[-1] if isinstance(stack[-1], Global) else None, (args, words))
             weight += 96
         elif op in (0x42, 0x43, 0x8E, 0x96, 0x54, 0x55):  # bytes and, from Python 2, byte strings
@@ -299,9 +323,67 @@ def _run(
         elif op == 0x31:  # POP_MARK
             stack = marks.pop()
             push = stack.append
-        else:  # DUP, the only one left
+        elif op == 0x32:  # DUP
             push(stack[-1])
             weight += 8
+        elif op == 0x69 or op == 0x6F:  # INST, OBJ: the calls of protocols 0 and 1
+            flat, stack = stack, marks.pop()
+            push = stack.append
+            if op == 0x69:
+                middle = data.index(b"\n", at)
+                last = data.index(b"\n", middle + 1)
+                flat.insert(0, name(data[at:middle].decode(), data[middle + 1 : last].decode()))
+                at = last + 1
+            push(reduce(flat[0], tuple(flat[1:]), seen))
+            weight += 96
+        elif op in (0x82, 0x83, 0x84):  # EXT1, 2, 4: a name by the number that a program registered it under
+            width = {0x82: 1, 0x83: 2, 0x84: 4}[op]
+            push(name("copyreg extension", str(from_bytes(data[at : at + width], "little"))))
+            at += width
+            weight += 8
+        elif op in (0x70, 0x67, 0x49, 0x4C, 0x46, 0x53, 0x56):  # PUT, GET, INT, LONG, FLOAT, STRING, UNICODE
+            last = data.index(b"\n", at)
+            value = _spelled(op, data[at:last])
+            if op == 0x70:
+                memo[value] = stack[-1]
+                count = _filled(value, count, beyond)
+            else:
+                push(memo[value] if op == 0x67 else value)
+            weight += 64 + 4 * (last - at)
+            at = last + 1
+        elif op == 0x50:  # PERSID
+            raise refused("a persistent id that is not a torch storage")
+        else:  # NEXT_BUFFER, READONLY_BUFFER
+            raise refused("the pickle needs buffers that are not in the file")
         if weight > MAX_MEMORY:
             raise refused(f"the pickle needs more than {MAX_MEMORY >> 20} MB of memory by byte {at:,}")
-    raise IndexError
+    raise found.flaw or IndexError
+
+
+def _filled(key: int, count: int, beyond: set[int]) -> int:
+    """A memo entry out of turn: how many numbers from 0 on are taken now."""
+    if key > count:
+        beyond.add(key)
+    elif key == count:
+        count += 1
+        while count in beyond:
+            beyond.discard(count)
+            count += 1
+    return count
+
+
+def _spelled(op: int, text: bytes) -> Any:
+    """A value in the text forms of protocol 0."""
+    if len(text) > MAX_DIGITS and op not in (0x53, 0x56):
+        raise ValueError
+    if op == 0x49:  # INT, also for booleans
+        return {b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text)
+    if op in (0x4C, 0x67, 0x70):
+        return int(text.removesuffix(b"L"))
+    if op == 0x46:
+        return float(text)
+    if op == 0x56:
+        return text.decode("raw-unicode-escape")
+    if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"\"'":
+        raise ValueError
+    return text[1:-1].decode("unicode-escape", "replace")

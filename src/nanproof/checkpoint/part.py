@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .calls import Calls
 from .contents import Contents, Stored, element
 from .detail import chunks, look, values
 from .finite import Sweep
@@ -44,6 +45,10 @@ class PartResult:
     flaw: tuple[str, str] | None = None
     """Verdict and sentence, when the file could not be read to its end."""
     tensors: list[TensorReport] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    """What its pickles would call that checkpoints do not need."""
+    against: list[str] | None = None
+    """Why torch.load(weights_only=True) would refuse it; None where that was not asked."""
     suspicions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
@@ -53,35 +58,56 @@ class PartResult:
     verified: bool = False
 
 
-def open_part(source: Source, part: Part, *, check: bool) -> Contents:
+def open_part(source: Source, part: Part, *, check: bool, seen: Calls | None = None) -> Contents:
     """The contents of a part, by its own format or by the index of its folder."""
     if part.entries is not None:
         from .dcp import read_distcp
 
-        return read_distcp(source, part.entries, check=check)
-    return read_file(source, check=check)
+        return read_distcp(source, part.entries, check=check, seen=seen)
+    return read_file(source, check=check, seen=seen)
 
 
-def scan_part(store: Any, part: Part, *, check: bool, jobs: int, progress: Progress | None = None) -> PartResult:
+def scan_part(
+    store: Any, part: Part, *, check: bool, jobs: int, strict: bool = False, progress: Progress | None = None
+) -> PartResult:
     """Everything about one file; never raises for what is wrong with it."""
     result = PartResult(file=part.file, path=part.path, size=part.size)
+    seen = Calls(strict=strict)
     source: Source | None = None
     try:
         source = store.open(part.path)
         result.size = source.size
-        _scan(source, part, result, check=check, jobs=jobs, progress=progress)
+        _scan(source, part, result, seen, check=check, jobs=jobs, progress=progress)
     except Flaw as flaw:
         result.flaw = (flaw.health, flaw.why)
     except MemoryError:
         result.flaw = ("refused", "needs more memory than there is")
-    finally:
-        if source is not None:
-            source.close()
+    if source is not None:
+        if result.flaw is not None:  # only now: until here, the error holds what was built of the pickle
+            from .hidden import search_file
+
+            search_file(source, seen)
+        source.close()
+    result.calls = seen.reasons()
+    result.notes += seen.notes()
+    if strict and (seen.against or result.format in _PICKLED):
+        result.against = seen.against
     return result
 
 
-def _scan(source: Source, part: Part, result: PartResult, *, check: bool, jobs: int, progress: Progress | None) -> None:
-    contents = open_part(source, part, check=check)
+_PICKLED = ("torch zip", "legacy torch", "pickle")
+
+
+def _scan(
+    source: Source, part: Part, result: PartResult, seen: Calls, *, check: bool, jobs: int, progress: Progress | None
+) -> None:
+    contents = open_part(source, part, check=check, seen=seen)
+    if seen.nested:
+        from .hidden import search
+
+        nested, seen.nested = seen.nested, []
+        for data in nested:
+            search(data, seen)
     result.format, result.notes, result.unread = contents.format, contents.notes, contents.unread
     gatherer = Gatherer()
     if contents.tree is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import files
 from ..errors import FormatError, UsageError
+from .calls import KNOWN
 from .layout import JOURNAL
 from .report import ScanReport
 
@@ -16,12 +17,12 @@ MOVED = ("corrupt", "damaged", "refused")
 
 
 def quarantine(reports: list[ScanReport], folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Move what is corrupt, damaged or refused into ``folder``; returns pairs of old and new path.
+    """Move what is corrupt, damaged, refused or dangerous to load into ``folder``; returns pairs of old and new path.
 
     The intent is journalled before each move, so that a kill between the two is undone as well.
     """
     home = Path(folder)
-    chosen = [r for r in reports if r.health in MOVED]
+    chosen = [r for r in reports if r.health in MOVED or any(KNOWN in words for words in r.calls)]
     for report in chosen:
         if "://" in report.path or not os.path.lexists(report.path):
             raise UsageError(f"{report.path} is not on this machine", hint="quarantine works on local files only")

@@ -1,15 +1,17 @@
-"""Under torchrun: every rank scans its share of the files, and rank 0 has the whole report."""
+"""Several processes, one report: the ranks of torchrun, or the tasks of another scheduler."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
-from .layout import Checkpoint
-from .part import PartResult, scan_part
+from .layout import Checkpoint, discover
+from .part import Part, PartResult
 from .report import ScanReport
-from .scan import conclude, plan
+from .scan import conclude, plan, scan_parts
 from .sweep import Progress
 
 
@@ -49,20 +51,16 @@ class Group:
 
 
 def scan_together(
-    group: Group, checkpoints: list[Checkpoint], *, fast: bool, jobs: int, progress: Progress | None = None
+    group: Group, checkpoints: list[Checkpoint], *, fast: bool, jobs: int | None, progress: Progress | None = None
 ) -> list[ScanReport]:
-    """All reports on rank 0; the largest files are dealt out first, so that the shares are even."""
+    """All reports on rank 0."""
     plans = [plan(c) for c in checkpoints]
-    every = [(i, j, part.size) for i, (parts, _) in enumerate(plans) for j, part in enumerate(parts)]
-    every.sort(key=lambda p: (-p[2], p[0], p[1]))
-    loads = [0] * group.size
+    own = deal([[part.size for part in parts] for parts, _ in plans], group.size)[group.rank]
     mine: dict[tuple[int, int], PartResult] = {}
-    for i, j, size in every:
-        owner = loads.index(min(loads))
-        loads[owner] += size + (1 << 16)
-        if owner == group.rank:
-            store, part = checkpoints[i].store, plans[i][0][j]
-            mine[i, j] = scan_part(store, part, check=not fast, jobs=jobs, progress=progress)
+    for i in sorted({i for i, _ in own}):
+        chosen = [j for k, j in own if k == i]
+        found = scan_parts(checkpoints[i], [plans[i][0][j] for j in chosen], fast=fast, jobs=jobs, progress=progress)
+        mine |= {(i, j): result for j, result in zip(chosen, found, strict=True)}
     results = {key: result for share in group.gather(mine) for key, result in share.items()}
     if group.rank:
         return []
@@ -70,3 +68,45 @@ def scan_together(
         conclude(c, [results[i, j] for j in range(len(parts))], flaws, fast=fast)
         for i, (c, (parts, flaws)) in enumerate(zip(checkpoints, plans, strict=True))
     ]
+
+
+def deal(sizes: list[list[int]], shares: int) -> list[list[tuple[int, int]]]:
+    """Which files of which checkpoints each share gets, by their sizes; the largest first, so that shares are even.
+
+    >>> deal([[5, 100, 7], [90]], 2)
+    [[(0, 1), (0, 0)], [(1, 0), (0, 2)]]
+    """
+    every = sorted(((-size, i, j) for i, parts in enumerate(sizes) for j, size in enumerate(parts)))
+    loads = [0] * shares
+    dealt: list[list[tuple[int, int]]] = [[] for _ in range(shares)]
+    for size, i, j in every:
+        owner = loads.index(min(loads))
+        loads[owner] += (1 << 16) - size
+        dealt[owner].append((i, j))
+    return dealt
+
+
+Work = Callable[[list[Part]], list[PartResult]]
+
+
+def scan_spread(
+    path: str | os.PathLike[str], run: Callable[[Work, list[list[Part]]], Iterable[list[PartResult]]], *, shares: int,
+    fast: bool = False, jobs: int | None = None,
+) -> ScanReport:  # fmt: skip
+    """Scan one checkpoint as tasks of your own scheduler, with one report.
+
+    ``run(work, shares)`` calls ``work`` on each share, anywhere, and returns the results in that order. With Ray::
+
+        task = ray.remote(lambda work, share: work(share))
+        run = lambda work, shares: ray.get([task.remote(work, share) for share in shares])
+        scan_spread("s3://bucket/step-9000", run, shares=8)
+    """
+    (checkpoint,) = discover([path])
+    parts, flaws = plan(checkpoint)
+    dealt = [[j for _, j in share] for share in deal([[part.size for part in parts]], shares)]
+    work = functools.partial(scan_parts, checkpoint, fast=fast, jobs=jobs)
+    answers = run(work, [[parts[j] for j in share] for share in dealt])
+    results = {
+        j: result for share, found in zip(dealt, answers, strict=True) for j, result in zip(share, found, strict=True)
+    }
+    return conclude(checkpoint, [results[j] for j in range(len(parts))], flaws, fast=fast)

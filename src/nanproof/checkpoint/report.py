@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..cards import card
 from ..floats import find_format
 from .flaws import Health
 
@@ -89,6 +90,10 @@ class ScanReport:
     step: int | None = None
     checksums: Literal["verified", "skipped", "none"] = "none"
     repairable: bool = False
+    calls: tuple[str, ...] = ()
+    """What loading it as a pickle would call that checkpoints do not need; each is among the reasons too."""
+    against: tuple[str, ...] | None = None
+    """Why torch.load(weights_only=True) would refuse it, empty if it would not; None if not asked, or no torch file."""
 
     def __iter__(self) -> Iterator[TensorReport]:
         return iter(self.tensors)
@@ -98,6 +103,11 @@ class ScanReport:
 
     def __bool__(self) -> bool:
         return True  # a report without tensors is still a report
+
+    def _repr_html_(self) -> str:
+        facts = {f"reason {n}": words for n, words in enumerate(self.reasons[:6], 1)}
+        facts |= {"tensors": f"{len(self.tensors):,}", "format": self.format, "notes": "; ".join(self.notes[:3])}
+        return card(f"{self.name}: {self.health}", facts, good=self.ok)
 
     @property
     def ok(self) -> bool:

@@ -30,6 +30,8 @@ _WRITTEN = re.compile(
     rb'\{"dtype":"([A-Za-z0-9_]{1,20})","shape":\[([0-9,]{0,1000})\],"data_offsets":\[([0-9,]{1,100})\]\}'
 )
 _BLANK = re.compile(_SPACE)
+_ZERO_FIRST = re.compile(rb"(?<![0-9])0[0-9]")
+_DTYPE = re.compile(rb"BOOL|BF16|[FIUC][0-9]+(_[A-Z0-9]+)?")
 
 
 def read_safetensors(source: Source) -> Contents:
@@ -102,7 +104,7 @@ def _parse(header: bytes, contents: Contents) -> Iterator[Stored]:
                 break
             if mark != b",":
                 raise damaged(_NOT_JSON)
-    if header[at:].strip(b" \t\r\n\0"):
+    if header[at:].strip(b" \t\r\n"):
         raise damaged(_NOT_JSON)
 
 
@@ -119,10 +121,12 @@ def _tensor(header: bytes, at: int, name: str) -> tuple[Stored, int]:
         raise _nonsense(name) from None
     dtype = dtype_name(raw.decode())
     kind = element(dtype)
-    if kind is None:
+    if _ZERO_FIRST.search(sizes) or _ZERO_FIRST.search(ends):  # no number in JSON
+        raise _nonsense(name)
+    if kind is None or not _DTYPE.fullmatch(raw):
         raise damaged(f"{name[:80]}: the dtype {raw.decode()} is not known")
     count = math.prod(shape)
-    if count >= 1 << 62 or end < start or -(-count * kind.bits // 8) != end - start:
+    if math.prod(max(n, 1) for n in shape) >= 1 << 62 or end < start or -(-count * kind.bits // 8) != end - start:
         raise damaged(f"{name[:80]}: {dtype} {list(shape)[:8]} does not take {end - start:,} bytes")
     return Stored(name=name, dtype=dtype, shape=shape, start=start, nbytes=end - start), at
 

@@ -10,8 +10,10 @@ Nothing in the file is executed, torch is not imported, and memory stays below a
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from ..errors import UsageError
+from .calls import Calls
 from .consistency import check_folder
 from .flaws import Flaw, Health
 from .formats import EXTENSIONS
@@ -21,21 +23,25 @@ from .part import Part, PartResult, scan_part
 from .report import ScanReport, SeriesReport
 from .series import order
 from .settings import Gatherer
-from .store import Item
-from .sweep import Progress, default_jobs
+from .store import Item, Remote
+from .sweep import Progress, default_jobs, share
+
+Policy = Literal["weights-only"]
 
 # Beside the tensors of a folder lie files that are not tensors; these are not scanned, and not held against it.
 _NOT_TENSORS = ("tokenizer", "spiece", "vocab", "merges")
 
 
-def scan(path: str | os.PathLike[str], *, fast: bool = False, jobs: int | None = None) -> ScanReport:
+def scan(
+    path: str | os.PathLike[str], *, fast: bool = False, jobs: int | None = None, policy: Policy | None = None
+) -> ScanReport:
     """The verdict on one checkpoint: a file or a folder. For a series use `scan_series`."""
     found = discover([path])
     if len(found) > 1:
         raise UsageError(
             f"{os.fspath(path)} holds {len(found)} checkpoints", hint="name one, or use nanproof.checkpoint.scan_series"
         )
-    return scan_checkpoint(found[0], fast=fast, jobs=jobs)
+    return scan_checkpoint(found[0], fast=fast, jobs=jobs, policy=policy)
 
 
 def scan_series(*paths: str | os.PathLike[str], fast: bool = False, jobs: int | None = None) -> SeriesReport:
@@ -45,14 +51,37 @@ def scan_series(*paths: str | os.PathLike[str], fast: bool = False, jobs: int | 
 
 
 def scan_checkpoint(
-    checkpoint: Checkpoint, *, fast: bool = False, jobs: int | None = None, progress: Progress | None = None
-) -> ScanReport:
+    checkpoint: Checkpoint, *, fast: bool = False, jobs: int | None = None, policy: Policy | None = None,
+    progress: Progress | None = None,
+) -> ScanReport:  # fmt: skip
     """One checkpoint that `discover` found."""
     parts, flaws = plan(checkpoint)
-    results = [
-        scan_part(checkpoint.store, p, check=not fast, jobs=jobs or default_jobs(), progress=progress) for p in parts
-    ]
+    results = scan_parts(checkpoint, parts, fast=fast, jobs=jobs, strict=policy is not None, progress=progress)
     return conclude(checkpoint, results, flaws, fast=fast)
+
+
+REMOTE_JOBS = 16  # ranges asked for at the same time: a store far away is slow to answer, not to send
+REMOTE_PARTS = 8
+
+
+def scan_parts(
+    checkpoint: Checkpoint, parts: list[Part], *, fast: bool, jobs: int | None, strict: bool = False,
+    progress: Progress | None = None,
+) -> list[PartResult]:  # fmt: skip
+    """The files of a checkpoint: one after the other, or several at once where each is mostly waiting."""
+    far = isinstance(checkpoint.store, Remote)
+    together = max(1, min(REMOTE_PARTS, len(parts))) if far else 1
+    each = max(1, (jobs or (REMOTE_JOBS if far else default_jobs())) // together)
+    results: dict[int, PartResult] = {}
+
+    def work(task: tuple[int, Part]) -> None:
+        i, part = task
+        results[i] = scan_part(
+            checkpoint.store, part, check=not fast, jobs=each, strict=strict, progress=progress
+        )  # fmt: skip
+
+    share(iter(list(enumerate(parts))), work, together)
+    return [results[i] for i in range(len(parts))]
 
 
 def conclude(
@@ -79,7 +108,7 @@ def plan(checkpoint: Checkpoint) -> tuple[list[Part], list[tuple[Health, str]]]:
         if item.name.rpartition("/")[2] == ".metadata":
             prefix = item.name.removesuffix(".metadata")
             try:
-                parts += _dcp_parts(checkpoint, item.path, prefix, by_name, indexed)
+                parts += _dcp_parts(checkpoint, item.path, prefix, by_name, indexed, flaws)
             except Flaw as flaw:
                 flaws.append((flaw.health, f"{item.name}: {flaw.why}"))
     for item in checkpoint.items:
@@ -94,15 +123,18 @@ def plan(checkpoint: Checkpoint) -> tuple[list[Part], list[tuple[Health, str]]]:
 
 
 def _dcp_parts(
-    checkpoint: Checkpoint, path: str, prefix: str, by_name: dict[str, Item], indexed: set[str]
-) -> list[Part]:
+    checkpoint: Checkpoint, path: str, prefix: str, by_name: dict[str, Item], indexed: set[str],
+    flaws: list[tuple[Health, str]],
+) -> list[Part]:  # fmt: skip
     from .dcp import read_index
 
     source = checkpoint.store.open(path)
+    seen = Calls()
     try:
-        index = read_index(source)
+        index = read_index(source, seen)
     finally:
         source.close()
+        flaws += [("suspect", f"{prefix}.metadata: {words}") for words in seen.reasons()]
     parts = []
     for file, entries in sorted(index.files.items()):
         if file.startswith("/") or "\\" in file or ".." in file.split("/"):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+import threading
+import time
 from typing import Any, Protocol
 
 from .flaws import damaged, unreadable
@@ -84,27 +87,90 @@ class LocalFile:
             self._fd = -1
 
 
+TRIES = 5
+WAIT = 0.2  # seconds before the second try; each later one waits twice as long
+SMALL = 4 << 20  # a file up to this size comes in one request
+EDGE = 1 << 18  # of a larger one, the beginning and the end: pickle, headers and directory are there, in small pieces
+TOGETHER = 64  # small ranges that are asked for at the same time
+
+
 class RemoteFile:
-    """A file behind an fsspec URL."""
+    """A file behind an fsspec URL, read by ranges; one that fails is asked for again, from where it broke off."""
 
     def __init__(self, filesystem: Any, path: str, size: int) -> None:
         self._filesystem, self._path = filesystem, path
         self.name, self.size = path, size
+        self._fetched: dict[tuple[int, int], bytes] = {}
+        self._lock = threading.Lock()
+        self._edges: dict[int, bytes] = {}
 
     def read_into(self, view: memoryview, offset: int) -> None:
         view[:] = self.take(offset, len(view))
 
     def take(self, offset: int, size: int) -> bytes:
-        try:
-            data = self._filesystem.cat_file(self._path, start=offset, end=offset + size)
-        except Exception as error:  # every store has errors of its own
-            raise unreadable(f"cannot be fetched: {type(error).__name__}: {error}") from None
-        if len(data) != size:
-            raise damaged(f"ends {size - len(data):,} bytes early")
-        return bytes(data)
+        known = self._fetched.pop((offset, size), None)
+        if known is not None:
+            return known
+        for start, end in ((0, self.size),) if self.size <= SMALL else ((0, EDGE), (self.size - EDGE, self.size)):
+            if start <= offset and offset + size <= end:
+                with self._lock:
+                    if start not in self._edges:
+                        self._edges[start] = self._fetch(start, end - start)
+                return self._edges[start][offset - start : offset - start + size]
+        return self._fetch(offset, size)
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        data, tries = b"", 0
+        while len(data) < size:
+            got = b""
+            try:
+                got = bytes(self._filesystem.cat_file(self._path, start=offset + len(data), end=offset + size))
+            except Exception as error:  # every store has errors of its own
+                if is_final(error) or tries + 1 >= TRIES:
+                    raise unreadable(f"cannot be fetched: {network_words(error)}") from None
+            data += got
+            if len(data) < size:
+                tries += 1
+                if tries >= TRIES:
+                    raise damaged(f"ends {size - len(data):,} bytes early")
+                time.sleep(WAIT * 2 ** (tries - 1))
+        return data
+
+    def prefetch(self, ranges: list[tuple[int, int]]) -> None:
+        """Ask for many small ranges at once; a round trip for each would take as long as reading the file."""
+        ranges = [] if self.size <= SMALL else [r for r in ranges if r[0] + r[1] > EDGE and r[0] < self.size - EDGE]
+        for i in range(0, len(ranges), TOGETHER):
+            some = ranges[i : i + TOGETHER]
+            starts, ends = [at for at, _ in some], [at + size for at, size in some]
+            try:
+                found = self._filesystem.cat_ranges([self._path] * len(some), starts, ends, on_error="return")
+            except Exception:
+                return  # each will be asked for by itself, and says what is wrong
+            for (at, size), data in zip(some, found, strict=True):
+                if isinstance(data, bytes) and len(data) == size:
+                    self._fetched[at, size] = data
 
     def close(self) -> None:
-        return None
+        self._fetched.clear()
+        self._edges.clear()
+
+
+def is_final(error: Exception) -> bool:
+    """Whether asking again cannot help."""
+    return isinstance(error, FileNotFoundError | PermissionError | NotImplementedError | ImportError)
+
+
+def network_words(error: BaseException) -> str:
+    """What a remote store said, in one line, and that it was the network if it was."""
+    chain, seen = [error], error
+    while (seen := seen.__cause__ or seen.__context__) is not None and len(chain) < 10:  # type: ignore[assignment]
+        chain.append(seen)
+    words = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+    named = any(isinstance(e, ConnectionError | TimeoutError) or _NETWORK.search(type(e).__name__) for e in chain)
+    return f"network error ({words[:300]})" if named else words[:300]
+
+
+_NETWORK = re.compile(r"Connect|Timeout|Timed|DNS|Socket|Unreachable|HTTPClientError|IncompleteRead|ServerDisconnected")
 
 
 class Memory:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import UsageError
 from .flaws import damaged, refused, unreadable
-from .source import LocalFile, RemoteFile, Source, read, reason
+from .source import LocalFile, RemoteFile, Source, network_words, read, reason
 
 MAX_JSON = 16 << 20
 
@@ -76,19 +76,35 @@ class Remote:
             raise UsageError(f"{url} needs fsspec", hint='pip install "nanproof[remote]"') from None
         try:
             self.filesystem, self.root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
+        except ImportError as error:
+            library = url.partition("://")[0].replace("s3", "s3fs").replace("gs", "gcsfs").replace("az", "adlfs")
+            raise UsageError(f"{url} cannot be reached: {error}", hint=f"pip install {library}") from None
+        except ValueError as error:
             raise UsageError(f"{url} cannot be reached: {error}", hint="check the scheme of the address") from None
 
     def kind(self, path: str) -> str | None:
-        if self.filesystem.isdir(path):
-            return "folder"
-        return "file" if self.filesystem.exists(path) else None
+        try:
+            if self.filesystem.isfile(path):
+                return "file"
+            return "folder" if self.filesystem.isdir(path) else None
+        except Exception as error:  # every store has errors of its own
+            raise self._lost(path, error) from None
+
+    def glob(self, pattern: str) -> list[str]:
+        try:
+            return sorted(str(p) for p in self.filesystem.glob(pattern))
+        except Exception as error:
+            raise self._lost(pattern, error) from None
+
+    def _lost(self, path: str, error: Exception) -> UsageError:
+        hint = "check the address, the endpoint and the credentials, then run it again"
+        return UsageError(f"{path} cannot be reached: {network_words(error)}", hint=hint)
 
     def list(self, path: str) -> list[Item]:
         try:
             found = self.filesystem.ls(path, detail=True)
         except Exception as error:  # every store has errors of its own
-            raise unreadable(f"cannot be listed: {type(error).__name__}: {error}") from None
+            raise unreadable(f"cannot be listed: {network_words(error)}") from None
         items = [
             Item(
                 name=str(e["name"]).rstrip("/").rpartition("/")[2], path=str(e["name"]),
@@ -102,7 +118,7 @@ class Remote:
         try:
             size = int(self.filesystem.size(path))
         except Exception as error:
-            raise unreadable(f"cannot be opened: {type(error).__name__}: {error}") from None
+            raise unreadable(f"cannot be opened: {network_words(error)}") from None
         return RemoteFile(self.filesystem, path, size)
 
 
@@ -111,7 +127,7 @@ def resolve(path: str | os.PathLike[str]) -> list[tuple[Store, str]]:
     text = os.fspath(path)
     if "://" in text:
         remote = Remote(text)
-        paths = sorted(remote.filesystem.glob(remote.root)) if glob.has_magic(remote.root) else [remote.root]
+        paths = remote.glob(remote.root) if glob.has_magic(remote.root) else [remote.root]
         found: list[tuple[Store, str]] = [(remote, str(p)) for p in paths if remote.kind(str(p))]
     else:
         local = Local()

@@ -24,6 +24,8 @@ def suspicion(source: Source, stored: Stored, sweep: Sweep, report: TensorReport
         facts = look(source, stored, stored.name)
         if facts.finite_min is not None and facts.finite_min < 0:
             return f"a second moment is negative ({facts.finite_min:.3g})"
+    if stored.stride is not None and stored.numel > max(1 << 31, 1000 * stored.nbytes):
+        return f"is a view of {stored.numel:,} elements over {stored.nbytes:,} bytes, too large to be copied"
     size = report.at_most or 0.0
     form = find_format(stored.dtype)
     if form is not None and not small(stored.dtype) and size >= form.max / 2 and report.role != "mask":

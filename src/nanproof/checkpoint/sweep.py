@@ -13,7 +13,7 @@ import numpy as np
 from .checksum import combine, crc32
 from .contents import Columns, Contents, element
 from .finite import Bytes, Sweep
-from .source import Source
+from .source import RemoteFile, Source
 
 CHUNK = 4 << 20  # what one thread has in memory: larger falls out of the caches, smaller pays for calls
 BUFFERS = 32 << 20  # what all threads have in memory together
@@ -77,7 +77,9 @@ def sweep_file(
         if progress:
             progress(task.end - task.start)
 
-    share(_tasks(_regions(contents, sweeps), chunk, large, failed), work, min(jobs, -(-source.size // chunk)))
+    # a store far away answers more requests at once than there are cores: blocks as small as one request
+    block = chunk if isinstance(source, RemoteFile) else BLOCK
+    share(_tasks(_regions(contents, sweeps), chunk, block, large, failed), work, min(jobs, -(-source.size // chunk)))
     failed += [r.start for r in large if r.crc is not None and _joined(r) != r.crc]
     return sweeps, failed
 
@@ -189,7 +191,9 @@ class _Task:
     block: bool = False
 
 
-def _tasks(regions: Iterator[_Region], chunk: int, large: list[_Region], failed: list[int]) -> Iterator[_Task]:
+def _tasks(
+    regions: Iterator[_Region], chunk: int, block: int, large: list[_Region], failed: list[int]
+) -> Iterator[_Task]:
     """Stretches of work; regions that are dealt out in blocks are also noted in ``large``."""
     few: list[_Region] = []
     for region in regions:
@@ -200,7 +204,7 @@ def _tasks(regions: Iterator[_Region], chunk: int, large: list[_Region], failed:
         if size > chunk:
             region.parts = {}
             large.append(region)
-            step = BLOCK // region.unit * region.unit
+            step = max(1, block // region.unit) * region.unit
             for at in range(region.start, region.end, step):
                 yield _Task(at, min(at + step, region.end), [region], block=True)
         elif size:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .archive import Archive
+from .calls import Calls
 from .checksum import crc32
 from .contents import MAX_TENSORS, Contents, Stored, byte_size, dtype_name, element
 from .flaws import damaged, refused, unreadable
-from .inert import ArrayRef, Inert, Storage, TensorRef, is_dangerous, is_nested, is_usual, sizes
+from .inert import ArrayRef, Inert, Storage, TensorRef, is_nested, sizes
 from .machine import MAX_PICKLE, load_whole
 from .source import Source, read
 from .tree import walk
@@ -16,8 +17,9 @@ from .tree import walk
 _SMALL = 1 << 16  # members beside the storages: version, byte order, an id
 
 
-def read_torch_zip(source: Source, *, check: bool = True) -> Contents:
+def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = None) -> Contents:
     """The contents of a torch zip; ``check`` verifies the pickle's own checksum before it is looked at."""
+    seen = Calls() if seen is None else seen
     archive = Archive(source)
     pickles = [n for n in archive.names() if n == "data.pkl" or (n.endswith("/data.pkl") and n.count("/") == 1)]
     if not pickles:
@@ -32,19 +34,21 @@ def read_torch_zip(source: Source, *, check: bool = True) -> Contents:
     if check and crc32(data) != crc:
         raise damaged("data.pkl fails its checksum")
     _check_byte_order(source, archive, prefix)
-    loaded = load_whole(data)
+    loaded = load_whole(data, seen=seen)
     del data
     contents = Contents(format="torch zip", tensors=[], tree=loaded.value, patchable={"data.pkl": at})
-    note_globals(contents, loaded.globals)
+    used = {pickles[0]}
 
     def locate(storage: Storage) -> tuple[int, int]:
         name = f"{prefix}data/{storage.key}"
+        used.add(name)
         if name not in archive:
             raise damaged(f"the storage {storage.key[:40]} that a tensor needs is not in the file")
         at, size, _ = archive.place(name)
         return at, size
 
     collect(contents, loaded.value, locate)
+    _search_rest(source, archive, prefix, used, seen)
     for name in archive.names() if check else ():
         start, size, crc = archive.place(name)
         if name.startswith(f"{prefix}data/") or size > _SMALL:
@@ -54,23 +58,19 @@ def read_torch_zip(source: Source, *, check: bool = True) -> Contents:
     return contents
 
 
-def note_globals(contents: Contents, names: frozenset[str]) -> None:
-    """Say which names a pickle mentions that training programs do not usually write. Never say "safe".
+def _search_rest(source: Source, archive: Archive, prefix: str, used: set[str], seen: Calls) -> None:
+    """Members that no tensor uses: torch.load does not read them, but other programs may, and pickles hide there."""
+    from .hidden import MAX_SEARCH, looks_like_pickle, search
 
-    Raises `Flaw` for names that are of use only to an attack.
-    """
-    deadly = sorted(n for n in names if is_dangerous(n))
-    if deadly:
-        raise refused(f"its pickle would call {_shown(deadly)}, which no training program saves; nothing was executed")
-    odd = sorted(n for n in names if not is_usual(n))
-    if odd:
-        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
-        shown = _shown(odd[:5])
-        contents.notes.append(f"names {shown}{more}; nothing was executed, but torch.load could")
-
-
-def _shown(names: list[str]) -> str:
-    return ", ".join("".join(c if c.isprintable() else "?" for c in n[:80]) for n in names)
+    for name in archive.names():
+        at, size, _ = archive.place(name)
+        if name in used or not size:
+            continue
+        named = name.endswith((".pkl", ".pickle"))
+        if named or looks_like_pickle(read(source, at, min(size, 3))) or size <= _SMALL:
+            search(read(source, at, min(size, MAX_SEARCH)), seen, f"{name[:80]}: ")
+    if seen.strict and f"{prefix}constants.pkl" in archive:
+        seen.against.append("it is a TorchScript archive")
 
 
 def _check_byte_order(source: Source, archive: Archive, prefix: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..text import show
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _compare(screen: Screen, case: Case, out: Path | None, seed: int, page: Path
 
     def tell(words: str) -> None:
         if not screen.quiet and not screen.as_json:
-            click.echo(f"training {words} …", err=True)
+            show(f"training {words} …", err=True)
 
     found = compare(case, _folder(case, out, "compare"), seed=seed, tell=tell)
     screen.data(found)

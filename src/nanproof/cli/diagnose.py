@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..text import style
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
@@ -27,17 +29,19 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="SPEC", help="Check a fresh model: FILE:FUNCTION that returns it (needs torch).")
 @click.option("--batch", metavar="SPEC", help="With --model: FILE:FUNCTION that returns something to run it on.")
 @click.option("--watch-params", multiple=True, metavar="PATTERN", help="With --model: tell these values, as '*alpha*'.")
+@click.option("--full", is_flag=True, help="Show everything that was read, not one screen.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option("--html", is_flag=True, help="Print a page of its own.")
 def command(
     screen: Screen, paths: tuple[str, ...], facts: tuple[str, ...], evidence: str | None, before_resume: str | None,
     data: str | None, classes: int | None, labels: tuple[str, ...], downsample: int, model: str | None,
-    batch: str | None, watch_params: tuple[str, ...], markdown: bool, html: bool,
+    batch: str | None, watch_params: tuple[str, ...], full: bool, markdown: bool, html: bool,
 ) -> int:  # fmt: skip
-    """Say why a run broke: ranked causes with their evidence, the repair, and the fact that would decide.
+    """Say why a run broke: ranked causes with their evidence, the repair, and the question that would decide.
 
-    PATH is a folder or files of the run: logs, tracker files, configs, checkpoints, incidents, code. Without PATH the
-    facts alone are diagnosed.
+    PATH is a folder or files of the run: logs, tracker files, configs, checkpoints, incidents, code, data. From the
+    folder of one run the code and configs of the project around it are read, too. Without PATH the facts alone are
+    diagnosed. Exit code 0: a log shows a healthy run. 1: anything else.
     """
     from ..diagnosing import diagnose
 
@@ -50,8 +54,8 @@ def command(
         screen.data(report)
         return 0 if report.ok else 1
     diagnosis = diagnose(list(paths), facts=_stated(facts), evidence=evidence, data=report)
-    _show(screen, diagnosis, markdown=markdown, html=html)
-    return 0 if diagnosis.benign or not diagnosis.causes else 1
+    _show(screen, diagnosis, full=full, markdown=markdown, html=html)
+    return 0 if diagnosis.benign else 1
 
 
 def _fresh(screen: Screen, model: str, batch: str | None, watch: tuple[str, ...]) -> int:
@@ -77,12 +81,12 @@ def _look(
     with Bar(screen, f"reading {path}") as bar:
         report = scan_data(path, classes=classes, labels=labels, downsample=downsample, progress=bar.advance)
     for problem in report.problems:
-        mark = click.style("✗", fg="red") if problem.cause else click.style("!", fg="yellow")
+        mark = style("✗", fg="red") if problem.cause else style("!", fg="yellow")
         screen.result(f"{mark} {plain(str(problem))}")
     for note in report.notes:
         screen.note(f"! {plain(note)}")
     if report.ok:
-        screen.result(f"✓ {report.rows:,} rows in {report.files:,} files: nothing that would break a training")
+        screen.result(f"✓ {report.rows:,} rows in {report.files:,} files: no problems found")
     return report
 
 
@@ -98,14 +102,21 @@ def _stated(facts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _show(screen: Screen, diagnosis: Diagnosis, *, markdown: bool, html: bool) -> None:
+_STYLES: dict[str, dict[str, Any]] = {
+    "strong": {"fg": "red", "bold": True}, "likely": {"fg": "red"}, "possible": {"fg": "yellow"},
+    "healthy": {"fg": "green"}, "command": {"fg": "cyan"}, "dim": {"dim": True},
+}  # fmt: skip
+
+
+def _show(screen: Screen, diagnosis: Diagnosis, *, full: bool, markdown: bool, html: bool) -> None:
     from ..diagnosing.text import as_html, as_markdown, as_text
 
     screen.data(diagnosis)
     if html or markdown:
         screen.result((as_html if html else as_markdown)(diagnosis).rstrip("\n"))
     else:
-        screen.result(as_text(diagnosis))
+        columns = shutil.get_terminal_size((100, 24)).columns
+        screen.result(as_text(diagnosis, full=full, width=columns, style=lambda t, k: style(t, **_STYLES[k])))
 
 
 def _clear(screen: Screen, checkpoint: str, paths: tuple[str, ...]) -> int:
@@ -117,14 +128,11 @@ def _clear(screen: Screen, checkpoint: str, paths: tuple[str, ...]) -> int:
     for check in clearance.checks:
         screen.result(f"{MARKS[check.verdict]} {check.point:<11} {plain(check.found)}")
     wrong = sum(c.verdict == "wrong" for c in clearance.checks)
-    unchecked = f", {len(clearance.unchecked)} not checked" if clearance.unchecked else ""
+    skipped = len(clearance.unchecked)
+    unchecked = f" ({skipped} check{'s' if skipped > 1 else ''} skipped)" if skipped else ""
     if clearance.go:
-        screen.result(
-            click.style(
-                f"go: nothing stands against resuming from {plain(clearance.checkpoint)}{unchecked}", fg="green"
-            )
-        )
+        screen.result(style(f"GO: safe to resume from {plain(clearance.checkpoint)}{unchecked}", fg="green"))
         return 0
     reasons = f"{wrong} reason{'s' if wrong > 1 else ''} above, marked ✗"
-    screen.result(click.style(f"no-go: {reasons}{unchecked}", fg="red"))
+    screen.result(style(f"NO-GO: {reasons}{unchecked}", fg="red"))
     return 1

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import click
 
 from .shell import Screen, verb
 
 
-@verb(example="nanproof locate runs/a/incidents/000123 --step train.py:make_step")
-@click.argument("incident", type=click.Path())
-@click.option("--step", metavar="FILE:FUNCTION", help="make_step(batch) -> (model, step_fn): play the incident again.")
-@click.option("--fp32", "precision", flag_value="float32", help="Play it in float32: does precision alone explain it?")
+@verb(example="nanproof locate runs/a --step train.py:make_step")
+@click.argument("incident", metavar="INCIDENT|RUN", type=click.Path())
+@click.option("--step", metavar="FILE:FUNCTION", help="make_step(batch) -> (model, step_fn): replay the incident.")
+@click.option("--fp32", "precision", flag_value="float32", help="Replay in float32: does precision alone explain it?")
 @click.option("--fp64", "precision", flag_value="float64", help="The same in float64.")
 @click.option("--verify", is_flag=True, help="After a change of the code: is the incident gone? Exit 0 if it is.")
 def command(screen: Screen, incident: str, step: str | None, precision: str | None, verify: bool) -> int:
-    """Show where the step of an incident broke, or play it again with your own code.
+    """Show where the step of an incident broke, or replay it with your own code.
 
-    Without --step, prints what the guarded run found by itself.
+    Of a run's folder the first incident is shown. Without --step, prints what the guarded run found by itself.
     """
+    from ..errors import UsageError
+
+    if step is None and (precision or verify):
+        raise UsageError("--fp32, --fp64 and --verify replay the step", hint="say how with --step FILE:FUNCTION")
     if step is None:
         return _stored(screen, incident)
     from ..locating.again import load_factory, play_again
+    from ..locating.incidents import find_incident
 
-    found = play_again(incident, load_factory(step), precision)
+    factory = load_factory(step)
+    folder, remark = find_incident(Path(incident))
+    if remark:
+        screen.note(remark)
+    with _status(screen) as progress:
+        found = play_again(folder, factory, precision, progress)
     screen.data(found)
     if verify and not found.reproduced:
         screen.result("the incident is gone: the same batch, weights and random states give a finite step")
@@ -32,21 +47,28 @@ def command(screen: Screen, incident: str, step: str | None, precision: str | No
 
 
 def _stored(screen: Screen, incident: str) -> int:
-    import json
-    from pathlib import Path
-
     from ..errors import UsageError
-    from ..records import Incident
+    from ..locating.incidents import find_incident, read_record
 
-    record = Path(incident) / "incident.json"
-    if not record.is_file():
-        raise UsageError(f"{incident} is no incident", hint="give a folder below run_dir/incidents")
-    kept = Incident.from_json(json.loads(record.read_text()))
+    folder, remark = find_incident(Path(incident))
+    if remark:
+        screen.note(remark)
+    kept = read_record(folder)
     if kept.location is None:
-        raise UsageError(f"{incident} was not located when it happened", hint="play it again with --step FILE:FUNCTION")
+        raise UsageError(f"{folder} was not located when it happened", hint="replay it with --step FILE:FUNCTION")
     screen.data(kept.location)
-    place = kept.location
     screen.result(f"{kept.verdict} → {kept.action.kind}")
-    screen.result(f"{place['file']}:{place['line']} in {place['function']}: {place['op']}, {place['mechanism']}")
-    screen.result(f"  {place['why']}")
+    screen.result(str(kept.location))
     return 1
+
+
+@contextmanager
+def _status(screen: Screen) -> Iterator[Callable[[str], None] | None]:
+    """What is being done, on a terminal only: a replay of a large model can take minutes."""
+    if not sys.stderr.isatty() or screen.quiet or screen.as_json:
+        yield None
+        return
+    from ..text import console
+
+    with console(err=True).status("reading the incident") as status:
+        yield status.update

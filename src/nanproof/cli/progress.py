@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from ..text import console
 from .shell import Screen
 
 if TYPE_CHECKING:
@@ -30,14 +31,12 @@ class Bar:
         if not self._wanted or time.monotonic() - self._began < 1:
             return
         if self._bar is None:
-            from rich.console import Console
             from rich.markup import escape
             from rich.progress import Progress
 
-            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar = Progress(console=console(err=True), transient=True)
             self._bar.start()
-            title = "".join(c if c.isprintable() else "?" for c in self._title)
-            self._task = self._bar.add_task(escape(title), total=self._total or None)
+            self._task = self._bar.add_task(escape(self._title), total=self._total or None)
         assert self._task is not None
         self._bar.update(self._task, completed=self._done)
 

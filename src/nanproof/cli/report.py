@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from .shell import Screen, verb
+
+if TYPE_CHECKING:
+    from ..watch.runs import Run
 
 
 @verb(example="nanproof report runs/original runs/stable -o report.html")
@@ -21,11 +26,8 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
 
     kind = Path(out).suffix.lower()
     if kind not in (".html", ".md", ".png"):
-        raise UsageError(f"{out} has an ending that says nothing", hint="end it in .html, .md or .png")
-    for run in runs:
-        if not Path(run).exists():
-            raise UsageError(f"{run} does not exist", hint="name a run folder or a log")
-    found = find_runs(runs)
+        raise UsageError(f"unsupported format {kind or out!r}", hint="use .html, .md or .png, as in -o report.html")
+    found = find_runs(runs, empty=False)
     if kind == ".html":
         from ..report.html import write_html
 
@@ -38,6 +40,18 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
         from ..report.plot import write_png
 
         write_png(found, out)
-    screen.data({"wrote": out, "runs": [r.name for r in found]})
+    screen.data({"wrote": out, "runs": [{"name": r.name, "state": str(r.state())} for r in found], **_compared(found)})
+    for run in found:
+        screen.note(f"{run.name}: {run.state()}")
+    for comparison in _compared(found).values():
+        screen.note(comparison.first)
     screen.result(f"wrote {out}")
     return 0
+
+
+def _compared(runs: list[Run]) -> dict[str, Any]:
+    if len(runs) != 2:
+        return {}
+    from ..report.compare import compare
+
+    return {"compared": compare(*runs)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..text import show, show_status, style
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ class _Progress:
 
     def __call__(self, stage: str, words: str) -> None:
         if self._live:
-            click.echo(f"\r\x1b[2K{stage}: {words}", err=True, nl=False)
+            show_status(f"{stage}: {words}")
         elif stage != self._stage and not self._told:
-            click.echo(f"{stage} …", err=True)
+            show(f"{stage} …", err=True)
         self._stage = stage
 
 
@@ -87,13 +88,11 @@ def _show(screen: Screen, plan: Plan, result: Result) -> None:
     write_atomic(report, summary(result, plan))
     screen.data(result)
     if sys.stderr.isatty() and not screen.quiet and not screen.as_json:
-        click.echo("\r\x1b[2K", err=True, nl=False)
+        show_status("")
     screen.result(_table(plan, result))
     for stage in result.stages:
         for gate in (g for g in stage.gates if not g.open):
-            screen.result(
-                f"{stage.name}, attempt {stage.attempt}: {click.style('✗', fg='red')} {gate.name}: {gate.reason}"
-            )
+            screen.result(f"{stage.name}, attempt {stage.attempt}: {style('✗', fg='red')} {gate.name}: {gate.reason}")
     screen.note(f"report: {report}")
 
 

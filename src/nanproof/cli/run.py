@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..text import show
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
     help="Skip and recover; stop at the first bad step; or only record.",
 )  # fmt: skip
 @click.option("--max-norm", type=float, help="Clip gradients to this norm, besides what the script does.")
+@click.option(
+    "--heal/--no-heal", default=None,
+    help="Open repairs that were proved by replay (a module in float32); default: only offer them.",
+)  # fmt: skip
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where log and incidents go. Default: runs/NAME-TIME.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For example policy.max_consecutive=3.")
+@click.option("--require", is_flag=True, help="Exit with 2 as soon as training is not guarded, instead of warning.")
+@click.option("--check", "only_check", is_flag=True, help="Run until the first guarded step; exit 1 if none.")
 @click.option("--nproc", type=click.IntRange(1), help="Let torchrun start that many processes on this machine.")
 @click.option("--nnodes", type=click.IntRange(1), default=1, help="On that many machines; call it on each of them.")
 @click.option("--rdzv", metavar="HOST:PORT", help="Where the machines meet.")
@@ -34,8 +41,11 @@ def command(
     is_module: bool,
     policy: str,
     max_norm: float | None,
+    heal: bool | None,
     run_dir: Path | None,
     settings: tuple[str, ...],
+    require: bool,
+    only_check: bool,
     nproc: int | None,
     nnodes: int,
     rdzv: str | None,
@@ -48,30 +58,32 @@ def command(
     kept with its batch and its place. The script's own exit code is passed on; 66 says that the guard stopped it.
     """
     from ..errors import UsageError
+    from ..run.console import show_messages
     from ..run.launcher import run_program
     from ..run.options import Options, choose_run_dir, read_settings
     from ..run.program import Program
-    from ..run.voice import speak
 
     target = Program(target=program, arguments=arguments, is_module=is_module)
     target.check()
-    changes, guard = read_settings([*settings, *([f"max_norm={max_norm}"] if max_norm is not None else [])])
+    given = [f"max_norm={max_norm}"] if max_norm is not None else []
+    given += [f"heal={'open' if heal else 'off'}"] if heal is not None else []
+    changes, guard = read_settings([*settings, *given])
     chosen = run_dir or choose_run_dir(target.name)
     options = Options(
-        run_dir=chosen, run_dir_given=run_dir is not None, policy=policy, policy_changes=changes, guard=guard
-    )
+        run_dir=chosen, run_dir_given=run_dir is not None, policy=policy, policy_changes=changes, guard=guard,
+        require=require, until_guarded=only_check,
+    )  # fmt: skip
     options.check()
     if nproc is None and nnodes > 1:
         raise UsageError("--nnodes needs --nproc", hint="say how many processes each machine has: --nproc 8")
     first = int(os.environ.get("RANK", "0")) == 0
-    if first and nproc is None and not screen.quiet:
-        click.echo(f"nanproof: records go to {chosen}", err=True)
     if nproc is not None:
         from ..run.torchrun import launch, torchrun_command
 
         words = [
             *(["--quiet"] if screen.quiet else []), f"--policy={policy}", f"--run-dir={chosen}",
-            *(f"--set={s}" for s in settings), *([f"--max-norm={max_norm}"] if max_norm is not None else []),
+            *(["--require"] if require else []), *(["--check"] if only_check else []),
+            *(f"--set={s}" for s in settings), *(f"--set={s}" for s in given),
             *(["-m"] if is_module else []), program, *arguments,
         ]  # fmt: skip
         return launch(torchrun_command(words, nproc=nproc, nnodes=nnodes, rendezvous=rdzv), chosen)
@@ -81,16 +93,21 @@ def command(
         if first:
             _tell(screen, outcome)
 
-    with speak(quiet=screen.quiet):
-        return run_program(target, options, report=report).exit_code
+    with show_messages(quiet=screen.quiet):
+        outcome = run_program(target, options, report=report)
+    if only_check and outcome.exit_code == 0:
+        return 0 if outcome.attached else 1
+    return 2 if require and not outcome.attached and outcome.exit_code == 0 else outcome.exit_code
 
 
 command.allow_interspersed_args = False  # what comes after the program is its own
 
 
 def _tell(screen: Screen, outcome: Outcome) -> None:
+    from ..run.handover import hand_over
+
     screen.data(outcome)
-    for what, why in outcome.not_guarded.items():
-        click.echo(f"nanproof: not guarded: {what}: {why}", err=True)
-    if outcome.run_dir is not None and not screen.quiet:
-        click.echo(f"nanproof: records are in {outcome.run_dir}", err=True)
+    clean = outcome.state == "finished" and outcome.attached and not outcome.not_guarded
+    if not (screen.quiet and clean):
+        for line in hand_over(outcome):
+            show(line, err=True)

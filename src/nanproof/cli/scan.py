@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..collector import loading
+from ..text import plain, style
 from .progress import Bar
 from .shell import Screen, verb
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ..checkpoint.config import Difference
     from ..checkpoint.layout import Checkpoint
     from ..checkpoint.report import ScanReport, SeriesReport
+    from ..checkpoint.scan import Policy
 
 
 @verb(example="nanproof scan runs/a/checkpoints --quarantine runs/a/bad", inert=True)
@@ -27,17 +29,21 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(1, 64), help="Threads; one per core unless told.")
 @click.option("--against", metavar="REF", help="Compare with this checkpoint; --repair takes buffers from it.")
 @click.option("--config", metavar="FILE", help="Compare the restored settings with a config: YAML, JSON, TOML, Python.")
-@click.option("--quarantine", metavar="DIR", help="Move what is corrupt, damaged or refused to DIR.")
+@click.option("--quarantine", metavar="DIR", help="Move what is corrupt, damaged, refused or dangerous to DIR.")
 @click.option("--undo", is_flag=True, help="With --quarantine: put everything back.")
+@click.option(
+    "--policy", type=click.Choice(["weights-only"]), help="Say whether torch.load(weights_only=True) accepts it."
+)
 @click.option("--repair", metavar="OUT", help="Write a repaired copy; the original is not touched.")
 def command(
     screen: Screen, paths: tuple[str, ...], bisect: bool, fast: bool, jobs: int | None, against: str | None,
-    config: str | None, quarantine: str | None, undo: bool, repair: str | None,
+    config: str | None, quarantine: str | None, undo: bool, policy: Policy | None, repair: str | None,
 ) -> int:  # fmt: skip
     """Scan checkpoints for NaN, Inf and damage: files, folders, a series of them, globs or URLs.
 
-    Nothing in a checkpoint is executed. Verdicts: healthy, suspect (finite but wrong), corrupt (NaN or Inf),
-    damaged (truncated, checksum, header lies), unreadable (unknown format), refused (unsafe structure).
+    Nothing in a checkpoint is executed. Verdicts: healthy, suspect (finite but wrong, or loading it would call what
+    no checkpoint needs), corrupt (NaN or Inf), damaged (truncated, checksum, header lies), unreadable (unknown
+    format), refused (unsafe structure).
     """
     from ..errors import UsageError
 
@@ -54,13 +60,17 @@ def command(
         from ..checkpoint.ranks import Group, world
 
     found = discover(list(paths))
+    kept = [c for c in found if not _is_of_an_incident(c.path, paths)]
+    if kept and len(kept) < len(found):  # batches and weights that a guard kept for a replay are no checkpoints
+        screen.note(f"{len(found) - len(kept):,} files of incidents left out; name an incident's folder to scan it")
+        found = kept
     if repair is not None and len(found) != 1:
         raise UsageError(f"--repair takes one checkpoint, here are {len(found)}", hint="name the one to repair")
     reference = discover([against]) if against else []
     if len(reference) > 1:
         raise UsageError(f"--against takes one checkpoint, here are {len(reference)}", hint="name one of them")
     if world()[1] > 1:
-        if bisect or repair or quarantine or against or config:
+        if bisect or repair or quarantine or against or config or policy:
             raise UsageError("under torchrun, scan only scans", hint="run --bisect and the others in one process")
         group = Group()
         try:
@@ -69,32 +79,38 @@ def command(
             group.close()
     return _alone(
         screen, found, reference[0] if reference else None, bisect=bisect, fast=fast, jobs=jobs, config=config,
-        quarantine=quarantine, repair=repair,
+        quarantine=quarantine, policy=policy, repair=repair,
     )  # fmt: skip
+
+
+def _is_of_an_incident(path: str, named: tuple[str, ...]) -> bool:
+    folder, _, rest = path.rpartition("/incidents/")
+    return bool(folder and rest) and not any("incidents" in name for name in named)
 
 
 def _together(screen: Screen, group: object, found: list[Checkpoint], *, fast: bool, jobs: int | None) -> int:
     """Under torchrun: rank 0 prints, the others only work."""
     from ..checkpoint.ranks import Group, scan_together
     from ..checkpoint.series import order
-    from ..checkpoint.sweep import default_jobs
 
     assert isinstance(group, Group)
-    reports = scan_together(group, found, fast=fast, jobs=jobs or default_jobs())
+    reports = scan_together(group, found, fast=fast, jobs=jobs)
     if group.rank:
         return 0
     series = order(reports, found)
     screen.data({"series": series})
     width = _width([r.name for r in series])
+    folded = _Folded(screen, width)
     for report in series:
-        _show(screen, report, width)
+        folded.take(report)
+    folded.end()
     _show_end(screen, series)
     return 0 if series.ok else 1
 
 
 def _alone(
     screen: Screen, found: list[Checkpoint], reference: Checkpoint | None, *, bisect: bool, fast: bool,
-    jobs: int | None, config: str | None, quarantine: str | None, repair: str | None,
+    jobs: int | None, config: str | None, quarantine: str | None, policy: Policy | None, repair: str | None,
 ) -> int:  # fmt: skip
     from ..checkpoint.scan import scan_checkpoint
     from ..checkpoint.series import bisect as find_turn
@@ -109,23 +125,25 @@ def _alone(
 
     def one(checkpoint: Checkpoint) -> ScanReport:
         with Bar(screen, checkpoint.name, sum(i.size for i in checkpoint.items)) as bar:
-            report = scan_checkpoint(checkpoint, fast=fast, jobs=jobs, progress=bar.advance)
-        _show(screen, report, width)
+            report = scan_checkpoint(checkpoint, fast=fast, jobs=jobs, policy=policy, progress=bar.advance)
+        folded.take(report)
         if screen.as_json or repair is not None:
             return report
         return replace(report, tensors=report.bad)  # a long series of large checkpoints must fit into memory
 
+    folded = _Folded(screen, width)
     series = find_turn(found, one) if bisect else order([one(c) for c in found], found)
+    folded.end()
     _show_end(screen, series, bisected=bisect)
     machine: dict[str, object] = {"series": series}
-    code = 0 if series.ok else 1
+    code = 1 if not series.ok or any(r.against for r in series) else 0
 
     drift = _drift(series, expected) if expected else {}
     machine["config"] = {name: [str(d) for d in found_] for name, found_ in drift.items()}
     for name, found_ in drift.items():
         code = 1
         for difference in found_:
-            screen.result(f"{_plain(name)}: {_plain(str(difference))}")
+            screen.result(f"{plain(name)}: {plain(str(difference))}")
     if reference is not None and repair is None:
         code = max(code, _compare(screen, found, reference, machine))
     if repair is not None:
@@ -136,9 +154,9 @@ def _alone(
         moves = move_away(list(series), quarantine)
         machine["moved"] = moves
         for old, new in moves:
-            screen.result(f"moved {_plain(old)} → {_plain(new)}")
+            screen.result(f"moved {plain(old)} → {plain(new)}")
         if moves:
-            screen.note(f"undo with: nanproof scan --quarantine {_plain(quarantine)} --undo")
+            screen.note(f"undo with: nanproof scan --quarantine {plain(quarantine)} --undo")
     screen.data(machine)
     return code
 
@@ -156,7 +174,7 @@ def _compare(screen: Screen, found: list[Checkpoint], reference: Checkpoint, mac
     machine["against"] = results
     for result in results:
         for line in _comparison_lines(result):
-            screen.result(_plain(line))
+            screen.result(plain(line))
     return 0 if all(r.ok for r in results) else 1
 
 
@@ -188,13 +206,13 @@ def _repair(
     result = repair(checkpoint, report, out, reference)
     machine["repair"] = result
     if result.refused:
-        screen.result(f"not repaired: {_plain(result.refused)}")
+        screen.result(f"not repaired: {plain(result.refused)}")
         return 1
     for line in result.done:
-        screen.result(f"  {_plain(line)}")
+        screen.result(f"  {plain(line)}")
     after = scan(out)
     machine["repaired"] = after
-    screen.result(f"wrote {_plain(out)}: {after.health}; {_plain(checkpoint.name)} is as it was")
+    screen.result(f"wrote {plain(out)}: {after.health}; {plain(checkpoint.name)} is as it was")
     return 0 if after.health in ("healthy", "suspect") else 1
 
 
@@ -204,7 +222,7 @@ def _undo(screen: Screen, folder: str) -> int:
     moves = undo(folder)
     screen.data({"returned": moves})
     for _, new in moves:
-        screen.result(f"put back {_plain(new)}")
+        screen.result(f"put back {plain(new)}")
     if not moves:
         screen.note("nothing to put back")
     return 0
@@ -212,11 +230,6 @@ def _undo(screen: Screen, folder: str) -> int:
 
 def _width(names: list[str]) -> int:
     return min(48, max((len(n) for n in names), default=0))
-
-
-def _plain(text: str) -> str:
-    """Names come out of files: control characters must not reach the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 _STYLES = {"healthy": "green", "suspect": "yellow"}
@@ -227,15 +240,55 @@ def _show(screen: Screen, report: ScanReport, width: int) -> None:
     word = report.health if report.ok else report.health.upper()
     reasons = [*report.reasons[:1]] if not report.ok else [_summary(report)]
     tail = "   → repairable" if report.repairable else ""
-    style = _STYLES.get(report.health, "red")
-    head = f"{_plain(report.name):<{width}}   {click.style(f'{word:<10}', fg=style)} "
-    screen.result(f"{head}{_plain(reasons[0] if reasons else '')}{tail}")
+    color = _STYLES.get(report.health, "red")
+    head = f"{plain(report.name):<{width}}   {style(f'{word:<10}', fg=color)} "
+    screen.result(f"{head}{plain(reasons[0] if reasons else '')}{tail}")
     for words in report.reasons[1:6]:
-        screen.result(f"{'':<{width}}              {_plain(words)}")
+        screen.result(f"{'':<{width}}              {plain(words)}")
     if len(report.reasons) > 6:
         screen.result(f"{'':<{width}}              and {len(report.reasons) - 6:,} more")
+    if report.against is not None:
+        accepted = f"refuse it: {report.against[0]}" if report.against else "accept it"
+        screen.result(f"{'':<{width}}              torch.load(weights_only=True) would {plain(accepted)}")
     for note in report.notes:
-        screen.note(click.style(f"{'':<{width}}              note: {_plain(note)}", dim=True))
+        screen.note(style(f"{'':<{width}}              note: {plain(note)}", dim=True))
+
+
+class _Folded:
+    """Prints reports as they come; a row of checkpoints that are bad in the same way becomes one line.
+
+    ``step_000020 … step_000300   CORRUPT    29 checkpoints, 83 of 83 parameters NaN``
+    """
+
+    def __init__(self, screen: Screen, width: int) -> None:
+        self._screen, self._width = screen, width
+        self._held: list[ScanReport] = []
+
+    def take(self, report: ScanReport) -> None:
+        if self._held and _alike(self._held[0]) != _alike(report):
+            self.end()
+        self._held.append(report)
+        if report.ok or report.against is not None:  # healthy ones say something each: their headroom, their rate
+            self.end()
+
+    def end(self) -> None:
+        held, self._held = self._held, []
+        if len(held) < 3:
+            for report in held:
+                _show(self._screen, report, self._width)
+            return
+        first, last = held[0], held[-1]
+        head = f"{plain(first.name)} … {plain(last.name)}"
+        word = style(f"{first.health.upper():<10}", fg=_STYLES.get(first.health, "red"))
+        self._screen.result(f"{head:<{self._width}}   {word} {len(held):,} checkpoints, each: {plain(_reason(first))}")
+
+
+def _alike(report: ScanReport) -> tuple[str, str]:
+    return report.health, _reason(report)
+
+
+def _reason(report: ScanReport) -> str:
+    return report.reasons[0] if report.reasons else ""
 
 
 def _summary(report: ScanReport) -> str:
@@ -264,4 +317,4 @@ def _show_end(screen: Screen, series: SeriesReport, bisected: bool = False) -> N
         screen.result(f"read {len(series.reports)} of {series.total} checkpoints")
     for turn in series.turns:
         healthy, bad = turn.last_healthy or "none", turn.first_bad or "none"
-        screen.result(f"last healthy: {_plain(healthy)}    first bad: {_plain(bad)}")
+        screen.result(f"last healthy: {plain(healthy)}    first bad: {plain(bad)}")

@@ -18,11 +18,12 @@ import click
 
 from .. import __version__
 from ..errors import NanproofError
+from ..text import show, style
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_NOT_VERBS = {"__init__", "shell", "progress"}
+_NOT_VERBS = {"__init__", "shell", "progress", "here"}
 
 
 class Done(SystemExit):
@@ -45,7 +46,7 @@ class Screen:
 
             from ..records import to_json
 
-            click.echo(json.dumps(to_json(value), indent=2, allow_nan=False))
+            show(json.dumps(to_json(value), indent=2, allow_nan=False))
 
     def result(self, value: RenderableType) -> None:
         """The result for people; printed even with ``--quiet``."""
@@ -59,12 +60,12 @@ class Screen:
 
     def _print(self, value: RenderableType) -> None:
         if isinstance(value, str):
-            click.echo(value)  # as it is: shapes such as [2, 3] are no markup; colours only on a terminal
+            show(value)
             return
-        from rich.console import Console
+        from ..text import console
 
         width = None if sys.stdout.isatty() else 120  # piped output must not depend on a terminal's width
-        Console(width=width, highlight=False).print(value)
+        console(width=width).print(value)
 
 
 class Verbs(click.Group):
@@ -91,26 +92,89 @@ class Verbs(click.Group):
             import difflib
 
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            hint = f"nanproof {close[0]}" if close else "nanproof --help lists the verbs"
-            fail(f"there is no verb {args[0]!r}", hint)
+            hint = f"did you mean nanproof {close[0]}?" if close else "nanproof --help lists the commands"
+            fail(f"unknown command {args[0]!r}", hint)
+
+    def main(self, *args: Any, **rest: Any) -> Any:
+        """Run a command; what click complains about looks like every other error."""
+        rest["standalone_mode"] = False
+        try:
+            code = super().main(*args, **rest)
+        except click.UsageError as error:
+            fail(error.format_message().rstrip("."), _example(error.ctx))
+        except click.ClickException as error:
+            fail(error.format_message().rstrip("."))
+        except (click.Abort, KeyboardInterrupt):
+            fail("interrupted", code=130)
+        raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _example(ctx: click.Context | None) -> str:
+    """How the command is used: the example of its help."""
+    epilog = ctx.command.epilog if ctx is not None else None
+    return epilog.removeprefix("Example: ") if epilog and epilog.startswith("Example: ") else "nanproof --help"
+
+
+_EXTRAS = {
+    "torch": "torch", "starlette": "ui", "uvicorn": "ui", "matplotlib": "plots", "transformers": "hf",
+    "accelerate": "hf", "lightning": "lightning", "gguf": "gguf", "pygls": "lsp", "fsspec": "remote", "s3fs": "s3",
+    "pyarrow": "data", "PIL": "data", "apprise": "alerts",
+}  # fmt: skip
+
+
+def explain_failure(error: BaseException) -> tuple[str, str]:
+    """What failed, and the next step, for an error that is none of ours."""
+    if isinstance(error, ModuleNotFoundError):
+        name = (error.name or "").partition(".")[0]
+        if name in _EXTRAS:
+            return f"this command needs {name}", f"pip install 'nanproof[{_EXTRAS[name]}]'"
+        return f"no module named {name!r}", "install it into this environment"
+    if _is_network(error):
+        reason = getattr(error, "reason", None) or error
+        return f"network: {reason}", "check the address and the connection, then try again"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, "check the path"
+    return f"{type(error).__name__}: {error}", "run it again with --debug and report what it prints"
+
+
+def _is_network(error: BaseException) -> bool:
+    names = {c.__name__ for c in type(error).__mro__}
+    known = {"URLError", "ConnectionError", "gaierror", "ClientConnectorError", "EndpointConnectionError"}
+    return bool(names & known) or (isinstance(error, TimeoutError) and "socket" in type(error).__module__)
 
 
 def fail(message: str, hint: str = "", code: int = 2) -> NoReturn:
-    """End with one red line and, below it, the next step."""
-    click.secho(f"error: {message}", fg="red", err=True)
+    """End with one red line and, below it, the next step.
+
+    This is how every error looks, whoever found it: ``error:`` what is wrong, ``hint:`` what to do.
+    """
+    show(style(f"error: {message}", fg="red"), err=True)
     if hint:
-        click.echo(f"  next: {hint}", err=True)
+        show(f"  hint: {hint}", err=True)
     raise SystemExit(code)
 
 
 @click.group(
     cls=Verbs,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 clean, 1 findings, 2 the tool or its usage failed. --debug shows tracebacks.",
 )
 @click.version_option(__version__, prog_name="nanproof", message="%(prog)s %(version)s")
-def nanproof() -> None:
-    """Keep PyTorch training finite: guard a run, find what broke it, say why, repair it, resume."""
+@click.option("--json", "as_json", is_flag=True, help="Without a command: print what was found as JSON.")
+@click.pass_context
+def nanproof(ctx: click.Context, as_json: bool) -> None:
+    """Keep PyTorch training finite: guard a run, find what broke it, say why, repair it, resume.
+
+    Without a command: finds the newest run in this folder, says how it stands, and which command to type next.
+    """
+    if ctx.invoked_subcommand is None:
+        from pathlib import Path
+
+        from .here import look, show_here
+
+        show_here(Screen(as_json=as_json, quiet=False), look(Path()))
+        raise Done(0)
 
 
 def verb(example: str, *, inert: bool = False) -> Callable[[Callable[..., int]], click.Command]:
@@ -128,14 +192,14 @@ def verb(example: str, *, inert: bool = False) -> Callable[[Callable[..., int]],
                 if debug:
                     raise
                 fail(error.message, error.hint, error.exit_code)
-            except (KeyboardInterrupt, BrokenPipeError):
+            except KeyboardInterrupt:
+                fail("interrupted", code=130)
+            except BrokenPipeError:
                 raise SystemExit(130) from None
             except Exception as error:
                 if debug:
                     raise
-                if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-                    fail("this verb needs torch", "pip install 'nanproof[torch]'")
-                fail(f"{type(error).__name__}: {error}", "run it again with --debug and report what it prints")
+                fail(*explain_failure(error))
             raise Done(code) if inert else SystemExit(code)
 
         command = click.command(epilog=f"Example: {example}")(run)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..text import style
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ def _smoke_script(
     run_dir: Path | None,
     tell: Callable[[SmokeReport], None],
 ) -> SmokeReport:
+    from ..run.console import show_messages
     from ..run.program import Program
     from ..run.smoke.script import smoke_program
-    from ..run.voice import speak
 
     ours = sys.stdout
     first = int(os.environ.get("RANK", "0")) == 0
@@ -99,7 +100,7 @@ def _smoke_script(
 
     program = Program(target=target, arguments=arguments, is_module=is_module)
     # what the script prints must not get between the lines that a machine reads
-    with speak(quiet=True), contextlib.redirect_stdout(sys.stderr if screen.as_json else ours):
+    with show_messages(quiet=True), contextlib.redirect_stdout(sys.stderr if screen.as_json else ours):
         return smoke_program(program, steps=steps, watch=watch, run_dir=run_dir, report=report)
 
 
@@ -109,7 +110,7 @@ def show(screen: Screen, report: SmokeReport) -> None:
     colours = {"PASS": "green", "FAIL": "red", "NOTE": "yellow"}
     width = max(len(c.name) for c in report.checks)
     for check in report.checks:
-        screen.result(f"{click.style(check.result, fg=colours[check.result])}  {check.name:<{width}}  {check.reason}")
+        screen.result(f"{style(check.result, fg=colours[check.result])}  {check.name:<{width}}  {check.reason}")
     counts = {word: sum(c.result == word for c in report.checks) for word in colours}
     notes = f", {counts['NOTE']} to note" if counts["NOTE"] else ""
     screen.result(f"{counts['PASS']} passed, {counts['FAIL']} failed{notes}")

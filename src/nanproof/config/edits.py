@@ -24,7 +24,8 @@ from pathlib import Path
 from ..errors import FormatError, UsageError
 from .code import Code
 from .literals import Format, write
-from .loading import parse, tree_of
+from .loading import SHELL, parse, tree_of
+from .shellfile import set_flag
 from .source import Source
 from .tree import Section, flatten
 from .value import Plain, Value, show
@@ -36,6 +37,11 @@ class CannotEdit(UsageError):
 
 def set_value(source: Source, key: str, after: Plain) -> Source:
     """The text with one setting changed, or added below the section that its key names."""
+    if Path(source.path).suffix.lower() in SHELL:
+        try:
+            return set_flag(source, key, after)
+        except UsageError as error:
+            raise CannotEdit(error.message, hint=error.hint) from None
     before = _values(source)
     if key not in before:  # the settings of a tool stand at the top of its file
         key = re.sub(r"^(accelerate|deepspeed)\.", "", key)

@@ -99,7 +99,10 @@ class Hardening:
         changes = [f"{c.key}: {show(c.before)} -> {show(c.after)}" for c in self.changes]
         details = {"config": str(Path(self.path).resolve()), "changes": changes}
         home = journal.home_of(Path(self.path))
-        journal.apply({target: self.after.encode()}, home=home, why=f"harden {self.path}", details=details)
+        if not target.resolve().is_relative_to(home.resolve()):
+            home = journal.home_of(target)  # a journal keeps to its own project
+        seen = {Path(self.path): self.before.encode()} if target == Path(self.path) else {}
+        journal.apply({target: self.after.encode()}, home=home, why=f"harden {self.path}", details=details, seen=seen)
 
 
 def undo(path: str | Path) -> tuple[Path, ...]:
@@ -172,12 +175,27 @@ def _asked(case: Case, words: tuple[str, Plain]) -> Proposal:
         raise UsageError(f"{key} may mean {', '.join(several[:4])}", hint="give the whole key")
     held = held or (case.value(key) if key in VOCABULARY else None)
     if held is None:
+        _refuse_unknown(case, key)
         named = case.key(key) if key in VOCABULARY else None
         tool = f"{case.dialect}." if case.dialect in ("accelerate", "deepspeed") else ""
         key = named or f"{tool}{key}"
     else:
         key = held.key
     return Proposal(key=key, after=after, why="asked for", asked=True)
+
+
+def _refuse_unknown(case: Case, key: str) -> None:
+    """A key that neither the config nor any trainer knows is a typo."""
+    if key in VOCABULARY or concepts_of(key) or not len(case.settings):
+        return
+    known = [*case.settings.values, *(n for names in VOCABULARY.values() for n in names)]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    near = close or difflib.get_close_matches(key.rpartition(".")[2], known, n=1, cutoff=0.6)
+    parent = key.rpartition(".")[0]
+    if parent and any(k.startswith(f"{parent}.") for k in case.settings.values) and not near:
+        return  # a new key in a section that exists
+    hint = f"did you mean {near[0]}?" if near else "give a key that the config sets"
+    raise UsageError(f"{case.path} has no key {key!r}", hint=hint)
 
 
 def _is(proposal: Proposal, concept: str) -> bool:

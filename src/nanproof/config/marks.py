@@ -43,6 +43,7 @@ def _nobody_reads(case: Case, key: str) -> bool:
     own = (
         case.dialect == "plain" and bool(case.project.codes) and case.project.complete and not case.path.endswith(".py")
     )
+    own = own and case.effective.stack != "transformers"  # its parser reads every argument
     return own and not case.project.reads.may_read(key)
 
 
@@ -50,9 +51,11 @@ def _overrider(case: Case, held: Value) -> Value | None:
     """A word on the same thing that counts more, such as a flag on the command line of a launch script."""
     for concept, _ in concepts_of(held.key):
         first = case.meaning.get(concept)
-        if first is not None and first is not held and first.origin in ("command-line", "environment"):
+        if first is None or first is held or first.path == case.path:
+            continue
+        if first.origin in ("command-line", "environment"):
             return first
-    return held if held.origin in ("command-line", "environment") else None
+    return held if held.origin in ("command-line", "environment") and held.path != case.path else None
 
 
 def _both_bind(held: Value, proposal: Proposal) -> bool:

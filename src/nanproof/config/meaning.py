@@ -82,7 +82,7 @@ VOCABULARY: dict[str, tuple[str, ...]] = {
     "amp": ("use_amp", "amp", "enable_amp", "amp_enabled", "amp.enabled", "use_mixed_precision", "with_amp"),
     "mixed_precision": ("mixed_precision", "precision", "amp_dtype", "autocast_dtype", "mixed_precision_dtype"),
     "train_dtype": ("train_dtype", "training_dtype", "compute_dtype", "ptdtype", "training.dtype", "dtype"),
-    "load_dtype": ("torch_dtype", "model_dtype", "load_dtype", "weight_dtype", "weights_dtype", "param_dtype"),
+    "load_dtype": ("torch_dtype", "model_dtype", "load_dtype", "weight_dtype", "weights_dtype"),
     "load_in_4bit": ("load_in_4bit", "load_in_8bit", "use_qlora"),
     "loss_scale": ("fp16.loss_scale", "static_loss_scale", "fp16.static_loss_scale", "fp16_loss_scale"),
     "initial_scale": ("fp16.initial_scale_power", "initial_scale_power", "init_scale", "initial_loss_scale"),

@@ -10,7 +10,7 @@ from .meaning import Meaning
 from .value import Settings
 
 _ADAM = re.compile(r"adam|lamb\b|lion|adabelief|amsgrad", re.I)
-_NO_RATE = re.compile(r"prodigy|dadapt|d_adapt|adafactor|schedule_?free|mechanize", re.I)
+_NO_RATE = re.compile(r"prodigy|dadapt|d_adapt|dadam|adafactor|schedule_?free|mechanize", re.I)
 
 
 def optimizer_of(settings: Settings, meaning: Meaning) -> str:

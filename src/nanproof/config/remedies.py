@@ -88,18 +88,21 @@ def _restored_rate(case: Case) -> Iterator[Answer]:
 def _precision(case: Case) -> Iterator[Answer]:
     causes = _RANGE_CAUSES & case.facts.causes()
     problems = [p for p in case.problems if p.code == "NP701"]
-    if case.effective.compute not in HALF or not (problems or (causes and case.effective.compute == "float16")):
+    named = case.value("train_dtype")
+    by_key = named is not None and dtype_of(named.value) == "float16"  # autocast takes its dtype from a key
+    computes = "float16" if by_key and causes else case.effective.compute
+    if computes not in HALF or not (problems or (causes and computes == "float16")):
         return
     evidence = [f"NP701 {p.where}: {p.message}" for p in problems] or [case.facts.tell("cause")]
     machine = find_hardware(case.facts.says("gpu"))
     by = case.effective.by
-    if by is not None and by.what == "autocast":
+    if by is not None and by.what == "autocast" and not by_key:
         yield from _switch_off(case, evidence)
         return
     if machine is None:
         yield Refusal(what="precision", why=f"{evidence[0]}; which format is right depends on the GPU: --fact gpu=A100")
         return
-    target = "bf16" if machine.bf16 and case.effective.compute == "float16" else "fp32"
+    target = "bf16" if machine.bf16 and computes == "float16" else "fp32"
     reason = (
         f"{machine.name} has bfloat16, which has the range of float32"
         if target == "bf16"
@@ -132,8 +135,11 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
         held = case.value(concept)
         if held is not None and not held.key.startswith("deepspeed.") and is_on(held) != wanted:
             keys[held.key] = wanted
-        elif held is None and wanted and case.dialect == "transformers" and (key := case.key(concept)):
-            keys[key] = True
+        elif held is None and wanted and "transformers" in (case.dialect, case.effective.stack):
+            keys[case.key(concept) or concept] = True
+    for named in (case.value("train_dtype"), case.value("mixed_precision")):  # autocast takes its dtype from this key
+        if named is not None and dtype_of(named.value) == "float16" and str(named.value).endswith("float16"):
+            keys[named.key] = str(named.value).replace("float16", "bfloat16" if target == "bf16" else "float32")
     loaded = case.value("load_dtype")
     if loaded is not None and case.effective.lora and dtype_of(loaded.value) == "float16":  # frozen, and computes
         keys[loaded.key] = "bfloat16" if target == "bf16" else "float32"

@@ -27,7 +27,7 @@ from ..records import to_json
 from .data import scan_data
 from .sources.configs import Config, find_configs
 from .sources.logs import name_in
-from .sources.places import find_places
+from .sources.places import Places, find_places
 
 Verdict = Literal["ok", "wrong", "doubtful", "unknown"]
 MARKS: dict[Verdict, str] = {"ok": "✓", "wrong": "✗", "doubtful": "!", "unknown": "?"}
@@ -36,6 +36,7 @@ STOPPERS = ("NP701", "NP702", "NP708", "NP709")
 FAMILIES = ("NP1", "NP2", "NP3", "NP4", "NP5")
 COPIES = 3
 """A resume writes: the next checkpoint beside the old one, and a temporary copy of it."""
+_DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".npy", ".npz", ".parquet")
 _DATA_KEYS = ("data_path", "data_dir", "dataset_path", "train_file", "train_data", "data_root", "train_path", "datadir")
 
 
@@ -83,7 +84,7 @@ def check_before_resume(checkpoint: str | os.PathLike[str], paths: Sequence[str 
         *_code(places.code, places.root),
         *_resources(Path(os.fspath(checkpoint)), report),
         *_checkpoint(report, configs, places.root),
-        *_data(configs, places.root),
+        *_data(configs, places),
     )
     return Clearance(checkpoint=report.name, checks=checks)
 
@@ -197,17 +198,23 @@ def _comparable(config: Config) -> dict[str, float]:
     return found
 
 
-def _data(configs: Sequence[Config], root: Path) -> Iterator[Check]:
-    """The data that the config names, as far as it is a path here."""
+def _data(configs: Sequence[Config], places: Places) -> Iterator[Check]:
+    """The data that the config names by a key or by a path of its own, and the data that lies with the project."""
+    root = places.root
     paths: dict[str, Path] = {}
     for config in configs:
         for value in config.settings:
-            if value.name.lower() in _DATA_KEYS and isinstance(value.value, str) and value.value:
+            told = value.value
+            if not isinstance(told, str) or not told or len(told) > 300:
+                continue
+            if value.name.lower() in _DATA_KEYS or Path(told).suffix.lower() in _DATA_SUFFIXES:
                 for base in (Path(), root, config.path.parent):
-                    if (base / value.value).exists():
-                        paths.setdefault(value.value, base / value.value)
+                    if (base / told).exists():
+                        paths.setdefault(told, base / told)
     if not paths:
-        words = "no data was found that the config names; check it with nanproof diagnose --data DATA"
+        paths = {name_in(root, path): path for path in places.data}
+    if not paths:
+        words = "no training data found: no config names a path that exists here"
         yield Check(point="data", verdict="unknown", found=words)
     for name, path in paths.items():
         report = scan_data(path)

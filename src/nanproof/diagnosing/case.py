@@ -9,7 +9,7 @@ from ..errors import UsageError
 from .data.facts import facts_of
 from .data.report import DataReport
 from .described import load_description, read_description
-from .diagnosis import Diagnosis, conclude
+from .diagnosis import Diagnosis, Held, conclude
 from .evidence import Evidence
 from .stated import read_facts
 
@@ -20,23 +20,28 @@ def diagnose_all(
 ) -> Diagnosis:  # fmt: skip
     """The diagnosis of everything together. What the user states comes first, so that it is cited first."""
     if not paths and not facts and evidence is None and data is None:
-        raise UsageError("nothing to diagnose was named", hint="nanproof diagnose DIR, --fact or --evidence FILE")
-    stated = read_facts(facts)
-    described, notes = _described(evidence)
-    known = Evidence.of(*stated, *described, *(facts_of(data) if data is not None else ()))
-    if not paths:
-        return conclude(known, notes=notes)
-    from .sources.places import SOUGHT  # the readers of all formats: facts alone do not need them
-    from .wreck import order_moments, read_wreck
+        raise UsageError("no path given", hint="nanproof diagnose .")
+    from .commands import Commands
 
-    wreck = read_wreck(paths, gpu=str(facts.get("gpu", "")))
-    if wreck.places.empty:
+    stated = read_facts(facts)
+    told, notes = _described(evidence)
+    known = Evidence.of(*stated, *told, *(facts_of(data) if data is not None else ()))
+    described = None if evidence is None or isinstance(evidence, Mapping) else evidence
+    if not paths:
+        return conclude(known, notes=notes, commands=Commands(None, stated=facts, described=described))
+    from .run import order_moments, read_run  # the readers of all formats: facts alone do not need them
+    from .sources.places import SOUGHT
+
+    run = read_run(paths, gpu=str(facts.get("gpu", "")))
+    if run.places.empty:
         named = ", ".join(os.fspath(p) for p in paths)
-        raise UsageError(f"nothing to diagnose was found in {named}", hint=f"looked for {SOUGHT}")
-    part = wreck.part
+        raise UsageError(f"found nothing to diagnose in {named}", hint=f"looked for {SOUGHT}")
+    part = run.part
+    held = tuple(Held(setting=name, value=value, clash=clash) for name, value, clash in run.in_force.rows())
     return conclude(
-        known.plus(*part.facts), notes=(*notes, *part.notes), checklist=part.looked, tables=part.tables,
-        timeline=order_moments(part.moments),
+        known.plus(*part.facts), commands=Commands(run, paths, stated=facts, described=described),
+        notes=(*notes, *part.notes), checklist=part.looked, tables=part.tables, timeline=order_moments(part.moments),
+        in_force=held,
     )  # fmt: skip
 
 

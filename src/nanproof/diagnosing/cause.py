@@ -1,9 +1,8 @@
-"""What a cause declares: what it is, what speaks for and against it, how it is repaired and how that is verified."""
+"""What a cause declares: what it is, evidence for and against it, the repair, and how to verify it."""
 
 from __future__ import annotations
 
 import math
-import string
 from dataclasses import dataclass
 
 from ..topics import Topic
@@ -13,10 +12,10 @@ from .evidence import Evidence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A repair: a command, a setting or a change of code. The first whose ``when`` holds is the one advised."""
+    """A repair: a setting or a change of code. The first whose ``when`` holds is the one advised."""
 
     does: str
-    """May name ``{config}``, ``{checkpoint}`` and other facts; what is unknown stays a word in capitals."""
+    """What to change. The commands that do it are built for each run, see `commands`."""
     when: Test | None = None
 
 
@@ -57,8 +56,7 @@ class Cause:
         known = evidence.named(f"remedy-{self.name}")
         if known:
             return str(known[0].value)
-        chosen = next(r for r in self.remedies if r.when is None or r.when(evidence))
-        return fill(chosen.does, evidence)
+        return next(r.does for r in self.remedies if r.when is None or r.when(evidence))
 
     @property
     def topic(self) -> Topic:
@@ -66,32 +64,15 @@ class Cause:
         pro = "\n".join(f"- {c.says}" for c in self.clues if c.weight > 0)
         con = [f"- {c.says}" for c in self.clues if c.weight < 0]
         con += [f"- {e.says}: it cannot be this" for e in self.excluded]
-        fixes = "\n".join(f"- {_plain(r.does)}" for r in self.remedies)
+        fixes = "\n".join(f"- {r.does}" for r in self.remedies)
         return Topic(
             name=self.name,
             title=self.title,
             sections=(
                 ("What it is", self.what),
-                ("What speaks for it", pro),
-                ("What speaks against it", "\n".join(con) or "Nothing in particular."),
-                ("How to repair it", fixes),
-                ("How to verify the repair", self.verify),
+                ("Evidence for", pro),
+                ("Evidence against", "\n".join(con) or "Nothing in particular."),
+                ("Repair", fixes),
+                ("Verify the repair", self.verify),
             ),
         )
-
-
-def fill(text: str, evidence: Evidence) -> str:
-    """Facts for the names in braces; what is not known stays in capitals, for the user to fill in.
-
-    >>> from nanproof.diagnosing.evidence import Fact
-    >>> fill("nanproof harden {config} --set lr={lr}", Evidence.of(Fact(name="lr", value=1e-4)))
-    'nanproof harden CONFIG --set lr=0.0001'
-    """
-    names = {field for _, field, _, _ in string.Formatter().parse(text) if field}
-    known = {name: next((f.value for f in evidence.named(name)), name.upper()) for name in names}
-    return text.format(**{k: f"{v:g}" if isinstance(v, float) else v for k, v in known.items()})
-
-
-def _plain(text: str) -> str:
-    names = {field for _, field, _, _ in string.Formatter().parse(text) if field}
-    return text.format(**{name: name.upper() for name in names})

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .evidence import Evidence, Fact
+from .vocabulary import PRODUCED
 
 Test = Callable[[Evidence], tuple[Fact, ...]]
 
@@ -25,6 +26,8 @@ SUGGESTS = 1.0
 POINTS = 2.0
 NAMES = 3.0
 PROVES = 5.0
+REPLAYED = 8.0
+"""What a replay of the bad step showed outranks any statistics."""
 MOST_CITED = 4
 
 
@@ -53,8 +56,16 @@ class Clue:
         return f"{self.says} ({', '.join(places)})" if places else self.says
 
 
+def _known(*names: str) -> None:
+    """A clue whose name nobody produces could never speak: refused when its cause is imported."""
+    unknown = [n for n in names if n not in PRODUCED and not n.startswith("version-")]
+    if unknown:
+        raise ValueError(f"no reader produces {', '.join(unknown)}; see nanproof.diagnosing.vocabulary")
+
+
 def flag(*names: str) -> Test:
     """Any of these flags."""
+    _known(*names)
 
     def test(evidence: Evidence) -> tuple[Fact, ...]:
         return tuple(f for name in names for f in evidence.named(name) if f.value is True)
@@ -64,6 +75,7 @@ def flag(*names: str) -> Test:
 
 def denied(*names: str) -> Test:
     """Any of these flags, explicitly said not to be so."""
+    _known(*names)
 
     def test(evidence: Evidence) -> tuple[Fact, ...]:
         return tuple(f for name in names for f in evidence.named(name) if f.value is False)
@@ -73,6 +85,7 @@ def denied(*names: str) -> Test:
 
 def value(name: str, *values: str) -> Test:
     """A fact under this name with any of these values; with no values, any at all."""
+    _known(name)
 
     def test(evidence: Evidence) -> tuple[Fact, ...]:
         return tuple(f for f in evidence.named(name) if f.value is not False and (not values or f.value in values))
@@ -96,6 +109,7 @@ def about(*topics: str) -> Test:
 
 def number(name: str, *, above: float = float("-inf"), below: float = float("inf")) -> Test:
     """A number under this name strictly within these bounds."""
+    _known(name)
 
     def test(evidence: Evidence) -> tuple[Fact, ...]:
         numbers = (f for f in evidence.named(name) if isinstance(f.value, float) and not isinstance(f.value, bool))

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..cards import card
 from ..records import to_json
 from .bugs import find_bugs
 from .engine import Confidence, Ranked, excluded, rank
 from .evidence import Evidence
 from .questions import Question, best_questions
-from .vocabulary import FLAGS
+from .vocabulary import BREAKS, FLAGS
+
+if TYPE_CHECKING:
+    from .commands import Commands
 
 SHOWN = 8
-AT_LEAST = 3
+Verdict = Literal["broken", "healthy", "unknown"]
 _SYMPTOMS = ("onset", "about", "mechanism", "bad-leaf", "origin", "known-bug", "checkpoint-nonfinite", "xid-error")
-NEEDS_EVIDENCE = ("lr-too-high", "warmup")
-"""Never named as a mere possibility: "lower the learning rate" without evidence is folklore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """A cause with what speaks for and against it."""
+    """A cause with the evidence for and against it."""
 
     name: str
     title: str
@@ -31,6 +33,8 @@ class Suspect:
     against: tuple[str, ...]
     fix: str
     verify: str
+    commands: tuple[str, ...] = ()
+    """What repairs it or shows it more closely; each was tried out for this run."""
     share: float = 0.0
     """Its part of the probability, as the engine weighs it: for ranking, no more than that."""
     harmless: bool = False
@@ -38,7 +42,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A fact that would decide between the first causes."""
+    """The fact that would decide between the first causes, and the command that answers it."""
 
     fact: str
     asks: str
@@ -64,19 +68,35 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """The answer: causes in rank order, when what went wrong, and the facts that would decide."""
+class Held:
+    """A setting that was in force, its place, and what says otherwise."""
 
+    setting: str
+    value: str
+    clash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The answer: causes in rank order, each with its evidence and commands, and the question that would decide."""
+
+    verdict: Verdict = "unknown"
+    """healthy only when a log shows it; unknown when nothing shows that a run broke, nor that it did not."""
     causes: tuple[Suspect, ...] = ()
     timeline: tuple[Moment, ...] = ()
     missing: tuple[Missing, ...] = ()
+    in_force: tuple[Held, ...] = ()
     excluded: Mapping[str, str] = field(default_factory=dict)
     checklist: tuple[Looked, ...] = ()
     notes: tuple[str, ...] = ()
-    broke: bool = True
-    """False when nothing shows that a run broke: the causes are then risks, and none is more than possible."""
+    commands: tuple[str, ...] = ()
+    """Every command that the text shows, in its order."""
     tables: Mapping[str, str] = field(default_factory=dict)
-    """Further findings as text, by title: the precision table, findings that are finite but useless."""
+    """Further findings as text, by title: the precision table."""
+
+    @property
+    def broke(self) -> bool:
+        return self.verdict == "broken"
 
     @property
     def decided(self) -> bool:
@@ -85,47 +105,61 @@ class Diagnosis:
 
     @property
     def benign(self) -> bool:
-        return self.decided and self.causes[0].harmless
+        return self.verdict == "healthy"
+
+    def _repr_html_(self) -> str:
+        if not self.causes:
+            return card(f"{self.verdict}: nothing that was read points to a cause")
+        first = self.causes[0]
+        facts = {f"evidence {n}": words for n, words in enumerate(first.evidence[:6], 1)}
+        facts |= {"against": "; ".join(first.against), "repair": first.fix}
+        facts["to decide"] = self.missing[0].asks if self.missing else ""
+        title = f"{first.title} ({first.confidence})"
+        return card(title, facts, good=self.benign, commands=self.commands)
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = to_json(self)
         return data
 
 
-def conclude(evidence: Evidence, **rest: Any) -> Diagnosis:
+def conclude(evidence: Evidence, *, commands: Commands | None = None, **rest: Any) -> Diagnosis:
     """The diagnosis of some evidence; ``rest`` goes into the record as it is."""
+    from .commands import Commands
+
+    build = commands or Commands(None)
     evidence = evidence.plus(*find_bugs(evidence))
     if not len(evidence):
         return Diagnosis(**rest)
     ranked = rank(evidence)
-    shown = _shown(ranked)
-    broke = any(f.value is not False and (f.name in FLAGS or f.name in _SYMPTOMS) for f in evidence)
-    sure = bool(shown) and shown[0].confidence == "strong"
-    questions = () if sure else best_questions(evidence, ranked)
+    shown = [r for r in ranked if r.supported][:SHOWN]
+    broke = any(f.value is not False and f.name in (*FLAGS, *BREAKS, *_SYMPTOMS) for f in evidence)
+    suspects = tuple(_suspect(r, evidence, build, broke) for r in shown)
+    healthy = bool(suspects) and suspects[0].harmless and suspects[0].confidence != "possible"
+    sure = bool(suspects) and suspects[0].confidence == "strong"
+    asked = () if sure or healthy else best_questions(evidence, ranked, limit=1)
+    missing = tuple(_missing(q, build) for q in asked)
+    printed = [*(suspects[0].commands if suspects else ()), *(m.command for m in missing)]
     return Diagnosis(
-        causes=tuple(_suspect(r, evidence, broke) for r in shown),
-        broke=broke,
-        missing=tuple(_missing(q) for q in questions),
+        causes=suspects,
+        verdict="healthy" if healthy else "broken" if broke else "unknown",
+        missing=missing,
         excluded=excluded(evidence),
+        commands=tuple(dict.fromkeys(printed)),
         **rest,
     )
 
 
-def _shown(ranked: tuple[Ranked, ...]) -> list[Ranked]:
-    """Those that something speaks for; when they are few, the next likeliest as mere possibilities."""
-    shown = [r for r in ranked if r.supported][:SHOWN]
-    others = [r for r in ranked if not r.supported and r.cause.name not in NEEDS_EVIDENCE and not r.cause.harmless]
-    return sorted([*shown, *others[: max(0, AT_LEAST - len(shown))]], key=lambda r: -r.score)
-
-
-def _suspect(ranked: Ranked, evidence: Evidence, broke: bool) -> Suspect:
+def _suspect(ranked: Ranked, evidence: Evidence, commands: Commands, broke: bool) -> Suspect:
     cause = ranked.cause
+    facts = [f for clue, found in ranked.speaking if clue.weight > 0 for f in found]
     return Suspect(
         name=cause.name, title=cause.title, confidence=ranked.confidence if broke else "possible",
         evidence=ranked.evidence, against=ranked.against, fix=cause.remedy(evidence), verify=cause.verify,
-        share=round(ranked.share, 4), harmless=cause.harmless,
+        commands=commands.for_cause(cause.name, facts), share=round(ranked.share, 4), harmless=cause.harmless,
     )  # fmt: skip
 
 
-def _missing(question: Question) -> Missing:
-    return Missing(fact=question.name, asks=question.asks, answers=tuple(question.answers), command=question.command)
+def _missing(question: Question, commands: Commands) -> Missing:
+    answers = tuple(question.answers)
+    command = commands.ask(question.name, answers[0])
+    return Missing(fact=question.name, asks=question.asks, answers=answers, command=command)

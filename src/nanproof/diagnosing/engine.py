@@ -3,7 +3,7 @@
 >>> from nanproof.diagnosing.evidence import Evidence, Fact
 >>> ranked = rank(Evidence.of(Fact(name="lr-discontinuity"), Fact(name="onset", value="after-resume")))
 >>> ranked[0].cause.name, ranked[0].confidence
-('scheduler-state-on-resume', 'strong')
+('scheduler-state-on-resume', 'likely')
 
 Each cause starts from how common it is and adds the weights of the clues that speak. A cause that the evidence excludes
 is left out, whatever speaks for it. Confidence rests on two things: the lead over the others, and how much speaks for
@@ -19,14 +19,14 @@ from typing import Literal
 
 from .cause import Cause
 from .causes import all_causes
-from .clue import NAMES, POINTS, Clue
+from .clue import NAMES, POINTS, PROVES, Clue
 from .evidence import Evidence, Fact
 
 Confidence = Literal["strong", "likely", "possible"]
 
-STRONG_SHARE, LIKELY_SHARE = 0.6, 0.35
-ENOUGH = 5.0
-"""Clues that suggest add up to as much as one that names the cause only when they are many."""
+STRONG_SHARE, LIKELY_SHARE = 0.9, 0.8
+ENOUGH, LIKELY_WEIGHT = 6.0, 4.0
+"""What must speak for a cause beyond prose, in log-odds; set by the reliability table of docs/diagnose.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +45,47 @@ class Ranked:
         return sum(c.weight for c, _ in self.speaking)
 
     @property
+    def hard(self) -> float:
+        """How much speaks for it beyond words in prose, less what speaks against it."""
+        return sum(c.weight for c, facts in self.speaking if c.weight < 0 or not _prose(facts))
+
+    @property
     def supported(self) -> bool:
         return any(c.weight > 0 for c, _ in self.speaking)
 
     @property
     def confidence(self) -> Confidence:
-        best = max((c.weight for c, _ in self.speaking), default=0.0)
-        if self.share >= STRONG_SHARE and (best >= NAMES or self.weight >= ENOUGH):
+        best = max((c.weight for c, facts in self.speaking if not _prose(facts)), default=0.0)
+        proved = best >= PROVES and self.hard >= PROVES
+        if self.share >= STRONG_SHARE and (proved or (best >= NAMES and self.hard >= ENOUGH)):
             return "strong"
-        if self.share >= LIKELY_SHARE and self.weight >= POINTS:
+        if self.share >= LIKELY_SHARE and best >= POINTS and self.hard >= LIKELY_WEIGHT:
             return "likely"
         return "possible"
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        told = sorted((c for c in self.speaking if c[0].weight > 0), key=lambda c: -c[0].weight)
-        return tuple(dict.fromkeys(clue.tell(facts) for clue, facts in told))
+        return _told([c for c in self.speaking if c[0].weight > 0])
 
     @property
     def against(self) -> tuple[str, ...]:
-        told = sorted((c for c in self.speaking if c[0].weight < 0), key=lambda c: c[0].weight)
-        return tuple(dict.fromkeys(clue.tell(facts) for clue, facts in told))
+        return _told([c for c in self.speaking if c[0].weight < 0])
+
+
+def _told(speaking: Sequence[tuple[Clue, tuple[Fact, ...]]]) -> tuple[str, ...]:
+    """The clues in words, the heaviest first; one that rests on facts already told adds nothing."""
+    told: dict[str, None] = {}
+    known: set[tuple[str, str]] = set()
+    for clue, facts in sorted(speaking, key=lambda c: -abs(c[0].weight)):
+        fresh = tuple(f for f in facts if (f.name, str(f.value)) not in known)
+        if fresh:
+            told[clue.tell(fresh)] = None
+            known |= {(f.name, str(f.value)) for f in facts}
+    return tuple(told)
+
+
+def _prose(facts: tuple[Fact, ...]) -> bool:
+    return all(f.weak for f in facts)
 
 
 def rank(evidence: Evidence, causes: Sequence[Cause] | None = None) -> tuple[Ranked, ...]:

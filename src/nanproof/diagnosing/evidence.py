@@ -30,6 +30,8 @@ class Fact:
     where: str = ""
     words: str = ""
     """How it reads, when name and value alone do not say it."""
+    weak: bool = False
+    """Read out of prose: it may be wrong, and alone it proves nothing."""
 
     @property
     def said(self) -> str:

@@ -197,8 +197,22 @@ def best_questions(evidence: Evidence, ranked: Sequence[Ranked], limit: int = 3)
     return tuple(BY_NAME[n] for n in chosen[:limit])
 
 
+_SETTLED = {
+    "growth": ("loss-jump-before", "grad-explosion", "loss-ran-away", "slow-divergence", "nan-from-first-row"),
+    "first_loss": ("nan-from-first-row", "loss-explodes-before-nan", "loss-jump-before", "loss-turned-zero"),
+    "lr_jump": ("lr-negative",),
+    "labels": ("labels-out-of-range",),
+    "recovers": ("loss-nan", "loss-turned-zero", "loss-ran-away"),
+    "grads": ("loss-nan",),
+    "ctc": ("ctc-unguarded", "ctc-term-bad"),
+}
+"""Facts that answer a question as well as its own answers do."""
+
+
 def answered(question: Question, evidence: Evidence) -> bool:
     """Whether any of its answers is known already."""
+    if any(evidence.named(name) for name in _SETTLED.get(question.name, ())):
+        return True
     for answer in question.answers:
         for fact in question.facts(answer):
             known = evidence.named(fact.name)

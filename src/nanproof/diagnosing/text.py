@@ -1,101 +1,133 @@
 """A diagnosis as people read it: on a terminal, as Markdown, as a page of its own.
 
->>> from nanproof.diagnosing.diagnosis import Diagnosis, Missing, Suspect
+>>> from nanproof.diagnosing.diagnosis import Diagnosis, Suspect
 >>> suspect = Suspect(name="masked-row", title="every entry of a softmax row is masked", confidence="strong",
-...     evidence=("only with padding (--fact)",), against=(), fix="nanproof.ops.masked_softmax", verify="…")
->>> print(as_text(Diagnosis(causes=(suspect,))))
-Most likely: every entry of a softmax row is masked   (masked-row, strong)
+...     evidence=("only with padding (--fact)",), against=(), fix="nanproof.ops.masked_softmax", verify="…",
+...     commands=("nanproof explain masked-row",))
+>>> print(as_text(Diagnosis(causes=(suspect,), verdict="broken")))
+Cause: every entry of a softmax row is masked (masked-row, strong)
   evidence  only with padding (--fact)
-  against   —
-  fix       nanproof.ops.masked_softmax
+  repair    nanproof.ops.masked_softmax
+  run       nanproof explain masked-row
 """
 
 from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .diagnosis import Diagnosis, Missing, Suspect
 
-WIDTH = 118
-ALSO = 3
-MOMENTS = 16
-"""How much of the timeline a terminal shows; Markdown, HTML and JSON have all of it."""
+WIDTH = 100
+ALSO, EVIDENCE, MOMENTS, HELD = 2, 3, 2, 6
+"""How much of each one screen shows; ``full`` shows all."""
 WORTH_A_WORD = 0.03
 """The part of the probability below which another cause is not worth a word beside the first."""
+Style = Callable[[str, str], str]
+_HEADS = {"strong": "Cause", "likely": "Likely cause", "possible": "Possible cause"}
 
 
-def as_text(diagnosis: Diagnosis) -> str:
-    """Everything, for a terminal."""
-    blocks = [
-        [f"{x.mark} {plain(x.what):<12} {plain(x.found)}" for x in diagnosis.checklist],
-        [f"{plain(m.when):>14}  {plain(m.what)}" for m in diagnosis.timeline[:MOMENTS]],
-        *([f"{title}:", *text.splitlines()] for title, text in diagnosis.tables.items()),
-        list(_verdict(diagnosis)),
-        [f"note: {plain(n)}" for n in diagnosis.notes],
-    ]
+def _unstyled(text: str, kind: str) -> str:
+    return text
+
+
+def as_text(diagnosis: Diagnosis, *, full: bool = False, width: int = WIDTH, style: Style = _unstyled) -> str:
+    """The diagnosis for a terminal, one screen of it unless ``full``."""
+    page = _Page(diagnosis, full, max(40, min(width, 120)), style)
+    blocks = [list(page.held()), list(page.story()), list(page.verdict()), list(page.notes())]
+    if full:
+        looked = [f"{x.mark} {plain(x.what):<12} {plain(x.found)}" for x in diagnosis.checklist]
+        blocks.insert(0, looked)
+        blocks[2:2] = [[f"{title}:", *text.splitlines()] for title, text in diagnosis.tables.items()]
     return "\n\n".join("\n".join(b) for b in blocks if b)
 
 
-def _verdict(diagnosis: Diagnosis) -> Iterator[str]:
-    causes = diagnosis.causes
-    if not causes:
-        yield "Nothing points to a cause."
-        return
-    supported = [c for c in causes if c.evidence]
-    if not diagnosis.broke:
-        yield "Nothing shows that a run broke. What could break one:"
-        for cause in supported[:ALSO]:
-            yield from _suspect("Risk", cause)
-        return
-    if not diagnosis.decided:
-        yield from _ask("Cannot tell yet. The fact that would decide", diagnosis.missing)
-        for cause in supported[:ALSO] or causes[:ALSO]:
-            yield from _suspect("Possible", cause)
-        return
-    yield from _suspect("Nothing is wrong" if diagnosis.benign else "Most likely", causes[0])
-    others = [c for c in causes[1:] if c.evidence and c.share >= WORTH_A_WORD][:ALSO]
-    for cause in others:
-        yield from _also(cause)
-    if others and diagnosis.missing:
-        yield from _ask("To decide between them", diagnosis.missing)
+class _Page:
+    def __init__(self, diagnosis: Diagnosis, full: bool, width: int, style: Style) -> None:
+        self._d, self._full, self._width, self._style = diagnosis, full, width, style
 
+    def held(self) -> Iterator[str]:
+        """The settings in force, with what contradicts them."""
+        rows = self._d.in_force if self._full else self._d.in_force[:HELD]
+        for i, row in enumerate(rows):
+            clash = f"   ! {row.clash}" if row.clash else ""
+            yield from self._wrap(f"{'In force' if not i else '':<10}{row.setting:<10} {row.value}{clash}", 21)
 
-def _suspect(word: str, cause: Suspect) -> Iterator[str]:
-    yield f"{word}: {cause.title}   ({cause.name}, {cause.confidence})"
-    yield from _entry("evidence", cause.evidence or ("none beyond how common it is",))
-    yield from _entry("against", cause.against or ("—",))
-    yield from _entry("fix", (cause.fix,))
+    def story(self) -> Iterator[str]:
+        moments = self._d.timeline if self._full else self._d.timeline[:MOMENTS]
+        for i, moment in enumerate(moments):
+            head = "Log" if not i else ""
+            yield from self._wrap(f"{head:<10}{plain(moment.when)}: {plain(moment.what)}", 12)
 
+    def verdict(self) -> Iterator[str]:
+        diagnosis = self._d
+        causes = diagnosis.causes
+        if diagnosis.verdict == "healthy":
+            yield from self._suspect(causes[0], "No problem found", "healthy")
+            return
+        if diagnosis.verdict == "unknown":
+            yield from self._wrap("Cannot tell: no log here shows that the run broke, nor that it is healthy.", 2)
+            for cause in [c for c in causes if not c.harmless][:ALSO]:
+                yield from self._also(cause, "Risk")
+            yield from self._ask(diagnosis.missing)
+            return
+        if not causes:
+            yield from self._wrap("The run broke, and nothing that was read points to a cause.", 2)
+        else:
+            yield from self._suspect(causes[0], _HEADS[causes[0].confidence], causes[0].confidence)
+        others = [c for c in causes[1:] if self._full or c.share >= WORTH_A_WORD]
+        for cause in others if self._full else others[:ALSO]:
+            yield from self._also(cause, "Also possible")
+        yield from self._ask(diagnosis.missing)
 
-def _also(cause: Suspect) -> Iterator[str]:
-    yield f"Also possible: {cause.title}   ({cause.name}, {cause.confidence})"
-    yield from _entry("evidence", cause.evidence[:2])
-    yield from _entry("against", cause.against[:2])
+    def notes(self) -> Iterator[str]:
+        notes = self._d.notes if self._full else self._d.notes[:2]
+        for note in notes:
+            yield from self._wrap(f"note: {plain(note)}", 6)
+        if not self._full and (len(self._d.causes) > 1 or self._d.checklist):
+            yield self._style("--full shows everything that was read.", "dim")
 
+    def _suspect(self, cause: Suspect, word: str, kind: str) -> Iterator[str]:
+        head = list(self._wrap(f"{word}: {cause.title} ({cause.name}, {cause.confidence})", 2))
+        yield from (self._style(line, kind) for line in head)
+        yield from self._entry("evidence", cause.evidence if self._full else cause.evidence[:EVIDENCE])
+        yield from self._entry("against", cause.against if self._full else cause.against[:1])
+        yield from self._entry("repair", (cause.fix,))
+        yield from self._commands("run", cause.commands)
 
-def _entry(name: str, lines: tuple[str, ...]) -> Iterator[str]:
-    for i, line in enumerate(lines):
-        head = f"  {name if not i else '':<10}"
-        yield textwrap.fill(
-            plain(line), WIDTH, initial_indent=head, subsequent_indent=" " * 14, break_long_words=False,
-            break_on_hyphens=False,
+    def _also(self, cause: Suspect, word: str) -> Iterator[str]:
+        yield from self._wrap(f"{word}: {cause.title} ({cause.name}, {cause.confidence})", 2)
+        yield from self._entry("evidence", cause.evidence if self._full else cause.evidence[:1])
+
+    def _ask(self, missing: tuple[Missing, ...]) -> Iterator[str]:
+        for question in missing:
+            answers = " or ".join(question.answers)
+            yield from self._wrap(f"To decide: {question.asks} ({question.fact}: {answers})", 2)
+            yield from self._commands("run", (question.command,))
+
+    def _entry(self, name: str, lines: tuple[str, ...]) -> Iterator[str]:
+        for i, line in enumerate(lines):
+            yield from self._wrap(f"  {name if not i else '':<10}{plain(line)}", 14)
+
+    def _commands(self, name: str, commands: tuple[str, ...]) -> Iterator[str]:
+        """Never wrapped: a command is copied as it stands."""
+        for i, command in enumerate(commands):
+            yield f"  {name if not i else '':<10}{self._style(plain(command), 'command')}"
+
+    def _wrap(self, text: str, indent: int) -> Iterator[str]:
+        yield from textwrap.wrap(
+            text, self._width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
+            drop_whitespace=True, replace_whitespace=False,
         )  # fmt: skip
-
-
-def _ask(words: str, missing: tuple[Missing, ...]) -> Iterator[str]:
-    if not missing:
-        yield f"{words}: more of the run (its log, config or checkpoint), or --fact"
-    for i, question in enumerate(missing):
-        answers = "|".join(question.answers)
-        head = f"{words}: " if not i else " " * (len(words) + 2)
-        yield f"{head}{question.asks}   nanproof diagnose … --fact {question.fact}={answers}"
 
 
 def as_markdown(diagnosis: Diagnosis) -> str:
     """For an issue or a report."""
     lines = ["# Diagnosis", ""]
+    if diagnosis.in_force:
+        lines += ["## In force", "", "| setting | value | contradicted by |", "|---|---|---|"]
+        lines += [f"| {h.setting} | {_cell(h.value)} | {_cell(h.clash)} |" for h in diagnosis.in_force] + [""]
     if diagnosis.checklist:
         lines += ["| | looked at | found |", "|---|---|---|"]
         lines += [f"| {x.mark} | {_cell(x.what)} | {_cell(x.found)} |" for x in diagnosis.checklist] + [""]
@@ -106,12 +138,13 @@ def as_markdown(diagnosis: Diagnosis) -> str:
         lines += [f"## {title}", "", "```text", text.replace("```", "ʼʼʼ"), "```", ""]
     for i, cause in enumerate(diagnosis.causes):
         lines += [f"## {i + 1}. {cause.title} (`{cause.name}`, {cause.confidence})", ""]
-        for name, entries in (("For", cause.evidence), ("Against", cause.against), ("Fix", (cause.fix,))):
+        for name, entries in (("For", cause.evidence), ("Against", cause.against), ("Repair", (cause.fix,))):
             lines += [f"- **{name}:** {_cell(e)}" for e in entries or ("—",)]
+        lines += [f"- **Run:** `{plain(c).replace('`', '')}`" for c in cause.commands]
         lines += [f"- **Verify:** {_cell(cause.verify)}", ""]
     if diagnosis.missing:
         lines += ["## What would decide", ""]
-        lines += [f"- {m.asks} (`--fact {m.fact}={'|'.join(m.answers)}`)" for m in diagnosis.missing] + [""]
+        lines += [f"- {m.asks} `{plain(m.command)}`" for m in diagnosis.missing] + [""]
     lines += [f"> {_cell(n)}" for n in diagnosis.notes]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -129,6 +162,9 @@ def as_html(diagnosis: Diagnosis) -> str:
     e = html.escape
     parts = [f"<!doctype html><html lang=en><meta charset=utf-8><title>Diagnosis</title><style>{_STYLE}</style>"]
     parts.append("<h1>Diagnosis</h1>")
+    if diagnosis.in_force:
+        held = (f"<tr><td>{e(h.setting)}<td>{e(h.value)}<td>{e(h.clash)}" for h in diagnosis.in_force)
+        parts.append(f"<h2>In force</h2><table>{''.join(held)}</table>")
     if diagnosis.checklist:
         rows = (f"<tr><td>{x.mark}<td>{e(x.what)}<td>{e(x.found)}" for x in diagnosis.checklist)
         parts.append(f"<table>{''.join(rows)}</table>")
@@ -143,14 +179,15 @@ def as_html(diagnosis: Diagnosis) -> str:
         entries = (
             ("For", cause.evidence),
             ("Against", cause.against),
-            ("Fix", (cause.fix,)),
+            ("Repair", (cause.fix,)),
+            ("Run", cause.commands),
             ("Verify", (cause.verify,)),
         )
         for name, lines in entries:
             parts.append(f"<dt>{name}" + "".join(f"<dd>{e(line)}" for line in lines or ("—",)))
         parts.append("</dl>")
     if diagnosis.missing:
-        asked = (f"<li>{e(m.asks)} <code>--fact {e(m.fact)}={e('|'.join(m.answers))}</code>" for m in diagnosis.missing)
+        asked = (f"<li>{e(m.asks)} <code>{e(m.command)}</code>" for m in diagnosis.missing)
         parts.append(f"<h2>What would decide</h2><ul>{''.join(asked)}</ul>")
     parts += [f"<p>{e(n)}" for n in diagnosis.notes]
     return "\n".join(parts) + "\n"

@@ -91,6 +91,39 @@ FLAGS: Mapping[str, str] = {
     "warning-in-log": "a warning in the log",
 }
 
+SIGNS: Mapping[str, str] = {
+    "collective-timeout": "a collective operation timed out",
+    "ctc-term-bad": "the CTC term is bad first",
+    "ctc-unguarded": "CTC loss without zero_infinity",
+    "distribution-failed": "a distribution was given invalid parameters",
+    "divides-by-count": "a loss is divided by a count that can be 0",
+    "divides-by-std": "values are divided by their standard deviation",
+    "grad-nan-skipped": "single gradient norms are NaN while the loss goes on falling",
+    "half-weights": "the weights are cast to fp16",
+    "left-padding": "sequences are padded on the left",
+    "loss-infinite-first": "the loss is infinite before it is NaN",
+    "loss-turned-zero": "the logged loss turned to exactly 0.0 and stayed there",
+    "loss-ran-away": "the loss grew out of bounds",
+    "lr-negative": "the learning rate is negative",
+    "masks-with-infinity": "scores are masked with -inf before a softmax",
+    "masks-attention": "a padding mask goes into attention",
+    "nan-from-first-row": "NaN in every row of the log",
+    "pole-in-code": "an operation at the edge of its domain",
+    "preprocessing-warning": "NumPy warned of an invalid value",
+    "raw-parameters": "parameters are never initialized",
+    "response-template": "labels depend on a response template",
+    "scales-by-itself": "samples are divided by their own range",
+    "tiny-eps": "the code adds an eps that is 0 in fp16",
+    "scheduler-rebuilt": "the scheduler is rebuilt on resume",
+}
+"""What files show beyond the flags that a description can carry."""
+
+BREAKS = (
+    "collective-timeout", "ctc-term-bad", "distribution-failed", "loss-infinite-first", "loss-ran-away", "lr-negative",
+    "nan-from-first-row", "labels-out-of-range", "unscale-error", "kernel-not-built", "loss-turned-zero",
+)  # fmt: skip
+"""Signs that by themselves show that a run broke."""
+
 ONSETS: Mapping[str, str] = {
     "after-data-change": "it began after a change of the data",
     "after-resume": "it began after a resume",
@@ -114,10 +147,25 @@ ONSETS: Mapping[str, str] = {
 }
 
 
+FOUND = frozenset({
+    "attention", "bad-leaf", "batch", "beta2", "bf16-fine", "checkpoint-damaged", "checkpoint-healthy",
+    "checkpoint-nonfinite", "compiled", "config-check", "ctc", "ctc-lengths-infeasible", "data-absurd", "data-clean",
+    "data-constant", "data-degenerate", "data-empty", "data-nonfinite", "eps", "gpu", "gpus", "init_std", "known-bug",
+    "labels-all-masked", "labels-out-of-range", "lint", "located-op", "lower-lr-helps", "lr", "lr-above-config",
+    "lr-continuous", "lr-high", "lr-in-checkpoint", "lr-in-force", "mechanism", "nan-before-first-update",
+    "nan-filter-on", "never-resumed", "newly-initialised", "no-bf16", "no-scaler", "optimizer", "origin", "onset",
+    "overlap-comm", "precision", "pure-half", "resumed", "run-healthy", "several-gpus", "several-nodes", "single-gpu",
+    "tells", "unscale-error", "warmup", "weights", "xid-error", "zloss",
+})  # fmt: skip
+"""Facts that readers of files, ``--fact`` and ``--evidence`` produce beside the flags."""
+PRODUCED = frozenset({*FLAGS, *SIGNS, *FOUND})
+"""Every name that a clue may ask for; a test looks up the producer of each."""
+
+
 def phrase(name: str) -> str:
     """How a flag, an onset or any other name reads.
 
     >>> phrase("loss-nan"), phrase("own-data")
     ('the loss is NaN', 'own data')
     """
-    return FLAGS.get(name) or ONSETS.get(name) or name.replace("-", " ")
+    return FLAGS.get(name) or SIGNS.get(name) or ONSETS.get(name) or name.replace("-", " ")

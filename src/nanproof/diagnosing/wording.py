@@ -43,10 +43,10 @@ def read_text(text: str, *, where: str) -> Iterator[Fact]:
     for name, pattern in _patterns("about").items():
         found = _affirmed(pattern, text, even_denied=name in _EVEN_WHEN_DENIED)
         if found:
-            yield Fact(name="about", value=name, where=where, words=f"“{_clip(found)}”")
+            yield Fact(name="about", value=name, where=where, words=f"“{_clip(found)}”", weak=True)
     for name, pattern in _patterns("flags").items():
         if _affirmed(pattern, text):
-            yield Fact(name=name, where=where)
+            yield Fact(name=name, where=where, weak=True)
 
 
 def _affirmed(pattern: re.Pattern[str], text: str, *, even_denied: bool = False) -> str:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .guard import Guard as Guard
+    from .options import Records as Records
+    from .options import Watch as Watch
     from .policy import Policy as Policy
     from .taps import tap as tap
 
-_HOMES = {"Guard": "guard", "Policy": "policy", "tap": "taps"}
+_HOMES = {"Guard": "guard", "Policy": "policy", "Records": "options", "Watch": "options", "tap": "taps"}
 
-__all__ = ["Guard", "Policy", "tap"]
+__all__ = ["Guard", "Policy", "Records", "Watch", "tap"]
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .state import Training
+from .training import Training
 
 # what an optimizer group is configured with; a schedule moves lr itself
 _OPTIONS = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "max_lr", "min_lr",

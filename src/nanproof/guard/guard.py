@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,24 +13,32 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import NanproofError, UsageError
-from ..records import Action, Verdict
-from . import checks
+from ..captured import CapturedState
+from ..errors import UsageError
+from ..losses import losses_of
+from ..records import Repair, TensorFacts, Verdict
+from . import options
 from .audit import Audit
-from .ears import Ear
-from .finder import Finder
+from .batch_replay import BatchReplay
+from .checkpoints import Checkpoints
+from .deferred import Deferred
+from .engine import Engine
+from .frozen import FrozenClosure
+from .heal import Heal
+from .hooks import Hook
 from .judge import Trends
-from .keeper import Keeper
-from .late import Late
+from .motion import Motion
+from .observers import Observer
+from .options import Records, Watch
 from .policy import Policy
-from .post import Post
-from .probe import Probe
-from .ranks import Ranks, Share, carry
+from .ranks import Ranks, carry
 from .rundir import RunDir
-from .signals import losses_of, total_norm
-from .snapshots import Ring
-from .state import Training
+from .signals import total_norm
+from .step import OpenStep, Pass
+from .tally import Tally
 from .taps import Watches
+from .training import Training, gradients_of
+from .update import clip, make_update
 
 T = TypeVar("T")
 Closure = Callable[[], Any]
@@ -51,10 +60,33 @@ class Guard:
             guard.step(lambda: loss_fn(model(batch.x), batch.y))
 
     The guard calls backward, clips to ``max_norm``, steps the optimizer, the scheduler (once per update) and the
-    averaged model ``ema``, and zeroes the gradients. With ``accumulate=n`` it sums the gradients of n calls and
-    divides once, so the loss must not be divided. A closure may return a loss, a dictionary of named losses
-    (weighted by ``loss_weights``), ``(loss, prediction)``, or an output with ``.loss``. Loops that cannot hand
-    over a closure call ``guard.backward(loss)`` and then ``guard.step()``. docs/guard.md explains every option.
+    averaged model ``ema``, and zeroes the gradients. Loops that cannot hand over a closure call
+    ``guard.backward(loss)`` and then ``guard.step()``.
+
+    Args:
+        model: The model, or several.
+        optimizer: The optimizer of its parameters, or several that step together.
+        scheduler: Learning-rate schedule, or several; advanced once per update. Default: none.
+        scaler: A ``torch.amp.GradScaler``. Default: none.
+        ema: An averaged model (``update_parameters`` or ``update``) or a function of the model, called after every
+            update. Default: none.
+        max_norm: Clip the gradient norm to this. Default: no clipping.
+        accumulate: Calls of ``step`` that make up one update; gradients are summed and divided once, so the loss
+            must not be divided. Default: 1.
+        on_bad_microbatch: With ``accumulate``: drop the whole "window" (default), or only the bad "microbatch".
+        loss_weights: Weights of the entries of a dictionary of losses. Default: 1 each.
+        timing: "exact" (default) undoes a bad step bit for bit, with one host read per step; "deferred" reads
+            nothing and learns of a veto one step later (fused optimizers only).
+        heal: When a step leaves the range of half precision: "offer" (default) searches for the smallest module that
+            must compute in float32, proves it and prints it; "open" uses it; "off" does neither.
+        policy: A `Policy`, or "default", "strict" (stop at the first bad step) or "observe" (only record).
+        watch: What is measured besides loss and gradients, as a `Watch`.
+        records: What is written down, as a `Records`.
+        run_dir: Folder for the log and the incidents. Default: nothing is written.
+        process_group: The ranks that share an update. Default: all.
+        external: Another loop takes the steps, and tells an `ExternalLoop` about them (adapters). Default: False.
+        communicates: Whether this rank exchanges data with others (adapters). Default: it does.
+        continues: The counts of an earlier guard of the same run (adapters). Default: they begin at 0.
     """
 
     def __init__(
@@ -68,336 +100,457 @@ class Guard:
         max_norm: float | None = None,
         accumulate: int = 1,
         on_bad_microbatch: Literal["window", "microbatch"] = "window",
-        policy: Policy | str = "default",
-        run_dir: str | Path | None = None,
-        sync: Literal["exact", "late"] = "exact",
         loss_weights: Mapping[str, float] | None = None,
-        chance: float | None = None,
-        watch_modules: Sequence[str] = (),
-        watch_params: Sequence[str] = (),
-        every: int = 50,
-        snapshot_every: int | None = 200,
-        window: int = 128,
-        keep: int = 3,
-        share: Share = "flags",
-        deadline: float = 600.0,
-        log_every: int = 50,
-        incident_bytes: int = 64 << 20,
-        locate_seconds: float | None = 60.0,
-        loggers: Sequence[Any] = (),
+        timing: Literal["exact", "deferred"] = "exact",
+        heal: Heal = "offer",
+        policy: Policy | str = "default",
+        watch: Watch | None = None,
+        records: Records | None = None,
+        run_dir: str | Path | None = None,
+        process_group: Any = None,
+        external: bool = False,
+        communicates: Callable[[], bool] = lambda: True,
+        continues: Tally | None = None,
     ) -> None:
-        checks.check_numbers(
-            max_norm=max_norm, accumulate=accumulate, every=every, snapshot_every=snapshot_every, window=window,
-            keep=keep, deadline=deadline, log_every=log_every, incident_bytes=incident_bytes, chance=chance,
-            locate_seconds=locate_seconds,
-        )  # fmt: skip
-        checks.check_choice("on_bad_microbatch", on_bad_microbatch, ("window", "microbatch"))
-        checks.check_choice("sync", sync, ("exact", "late"))
-        checks.check_choice("share", share, ("flags", "gradients", "nothing"))
-        checks.check_average(ema)
+        options.check_numbers(max_norm=max_norm, accumulate=accumulate)
+        options.check_choice("on_bad_microbatch", on_bad_microbatch, ("window", "microbatch"))
+        options.check_choice("timing", timing, ("exact", "deferred"))
+        options.check_choice("heal", heal, ("off", "offer", "open"))
+        options.check_average(ema)
         policy = Policy.named(policy) if isinstance(policy, str) else policy
-        self._drop = on_bad_microbatch == "microbatch" and accumulate > 1
+        watch, records = watch or Watch(), records or Records()
+        self._dropping = on_bad_microbatch == "microbatch" and accumulate > 1
         self.training = t = Training(model, optimizer, scheduler, scaler, ema)
-        if sync == "late":
-            checks.check_late(t, self._drop)
-        t.require_finite("cannot guard a model that is bad already", "start from a healthy checkpoint: nanproof scan")
-        self.accumulate = accumulate
-        self._watches = Watches(t.model, watch_modules, watch_params, every)
-        self._probe = Probe(t.device, self._watches, t.gradient_max())
-        ranks = Ranks(t.roots, sharded=t.sharded, device=t.device, share=share, deadline=deadline)
-        run = RunDir(run_dir, ranks.rank, ranks.world, t.device, log_every, incident_bytes, loggers)
-        self._post = Post(
-            training=t, policy=policy, ranks=ranks, run=run, ring=Ring(t, snapshot_every),
-            keeper=Keeper(t, ranks, run, keep), trends=Trends(chance=chance), weights=dict(loss_weights or {}),
-            window=window, max_norm=max_norm, local=self._drop and ranks.ddp,
-            finder=Finder(t, ranks, seconds=locate_seconds) if locate_seconds else None,
-        )  # fmt: skip
-        self._late = Late(self._post, self._probe) if sync == "late" else None
-        self.tally = run.tally
-        self.tally.updates = t.updates_so_far()
-        self._micro = self._good = 0
-        self._aside: list[Tensor | None] = []
-        self._begun = self._taken = self._synced = False
+        if timing == "deferred":
+            options.check_deferred(t, self._dropping)
+        t.require_finite(
+            "cannot guard a model that already holds NaN or Inf", "start from a healthy checkpoint: nanproof scan"
+        )
+        ranks = Ranks(
+            t.model,
+            device=t.device,
+            share=policy.share,
+            deadline=policy.deadline,
+            stop_late=policy.on_missing_rank == "stop",
+            group=process_group,
+            communicates=communicates,
+        )
+        run = RunDir(run_dir, records, rank=ranks.rank, world=ranks.world, device=t.device)
+        self._engine = engine = Engine(
+            t,
+            policy=policy,
+            ranks=ranks,
+            run=run,
+            checkpoints=Checkpoints(t, ranks, run, records.keep),
+            watches=Watches(t.model, watch.modules, watch.params, watch.every),
+            motion=Motion(t.parameters, watch.still_after),
+            trends=Trends(chance=watch.chance),
+            loss_weights=dict(loss_weights or {}),
+            heal=heal,
+            own_rates=external,
+        )
+        self._max_norm, self._accumulate = max_norm, accumulate
+        self._deferred = Deferred(engine, max_norm) if timing == "deferred" else None
+        engine.tally.updates = t.updates_so_far()
+        if external:
+            engine.tally.steps = engine.tally.updates  # a run that was resumed goes on counting
+        if continues is not None:
+            engine.tally.load_state_dict(continues.state_dict())
+        self._batches: BatchReplay[Any] = BatchReplay()
+        self._before_pass = CapturedState(t.slots)
+        self._window: OpenStep | None = None
+        self._micro: OpenStep | None = None
+        self._done = self._kept = 0
+        """Micro-batches of the window so far, and those of them whose gradients are in it."""
+        self._aside: list[Tensor | None] | None = None
+        self._begun = self._taken = self._in_closure = self._in_backward = False
+        self._busy = False
+        """Whether the guard itself runs the model: replays pass the same hooks as the loop."""
+        self._synced = False
+        self._called: tuple[Any, Any] = ((), {})
         self._open = True
-        self._in_closure = False
-        before, after = Ear(self._before_forward), Ear(self._after_forward)
-        self._hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in t.roots]
-        self._hooks += [m.register_forward_hook(after) for m in t.roots]
+        before, after = Hook(self._before_forward), Hook(self._after_forward)
+        hooked = [] if external else t.roots
+        self._hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in hooked]
+        self._hooks += [m.register_forward_hook(after, always_call=True) for m in hooked]
         atexit.register(_close_at_exit, weakref.ref(self))
         _guards.update(dict.fromkeys(t.optimizers, weakref.ref(self)))
-        self._post.taps.listen()
-        self._post.ring.take(0, self.tally.updates)
-        self._arm()
+        with engine.surviving("taking a snapshot"):
+            engine.snapshots.take(0, engine.tally.updates)
+        self._prepare_ranks()
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterate over a loader; incidents then keep the batch, and a last incomplete window is not lost."""
-        yield from self._post.feed.through(loader)
+        yield from self._batches.through(loader)
         self.flush()
 
     def step(self, closure: Closure | None = None, *, batch: Any = None) -> Verdict:
-        """Run forward and backward through the closure, judge, and act; without one, judge what `backward` did."""
-        if not self.open:
-            raise UsageError("this guard is closed", hint="make a new Guard")
+        """Run forward and backward through the closure, judge, and act; without one, judge what `backward` did.
+
+        The closure returns a loss, a dictionary of named losses, (loss, prediction), or an output with ``.loss``.
+        """
+        self._require_open()
         if closure is not None:
-            self._begin()
-            self._in_closure = True
-            try:
-                returned = closure()
-            finally:
-                self._in_closure = False
-            self._post.feed.given(batch)
-            self._take(returned)
+            self._run(closure, batch)
         elif not self._taken:
             raise UsageError(
                 "guard.step() was called without a loss", hint="pass a closure, or call guard.backward(loss) before"
             )
-        self._micro += 1
-        verdict = self._settle_microbatch() if self._drop else None
-        if self._micro < self.accumulate:
-            self._begun = self._taken = False
-            self._arm()
-            return verdict or Verdict(kind="ok", step=self.tally.steps)
-        return self._settle(closure if self.accumulate == 1 else None, verdict)
+        self._begun = self._taken = False
+        self._done += 1
+        self._busy = True
+        try:
+            verdict = self._settle_microbatch() if self._dropping else None
+            if self._done < self._accumulate:
+                self._prepare_ranks()
+                return verdict or Verdict(kind="pending", step=self.tally.steps + 1)
+            return self._settle()
+        finally:
+            self._busy = False
 
     def backward(self, loss: Any, *, batch: Any = None) -> None:
         """Run the backward pass of a loss (or a dictionary of losses) under the guard; `step` comes next."""
-        self._post.feed.given(batch)
-        self._begin()
-        self._post.seam.meet_backward(loss)
-        self._take(loss)
+        self._require_open()
+        self._begin_pass(batch)
+        with self._abandoning():
+            self._current.passes[-1].capture.before_backward(loss)
+            self._backward(loss)
 
     def flush(self) -> Verdict | None:
         """Carry out a window that is not full yet, as at the end of an epoch."""
-        if not self._micro:
-            return None
-        if not self._drop:
-            self._tell()
-        return self._settle(None, None)
+        return self._settle() if self._done else None
 
     def epoch(self) -> Verdict:
         """Look at every parameter, buffer and moment now; call it before each epoch."""
-        if self._post.ranks.any(bool(self.training.sick())):
-            return self._post.answer_state()
-        return Verdict(kind="ok", step=self.tally.steps)
+        return self._engine.check_state()
 
-    # --- one micro-batch --------------------------------------------------------------------------------------
+    # --- one pass ---------------------------------------------------------------------------------------------
+
+    @property
+    def _current(self) -> OpenStep:
+        step = self._micro if self._dropping else self._window
+        assert step is not None
+        return step
+
+    def _run(self, closure: Closure, batch: Any) -> None:
+        self._begin_pass(batch)
+        frozen = FrozenClosure(closure, self._batches.replaying(), alone=self._accumulate == 1)
+        self._current.passes[-1].closure = frozen
+        with self._abandoning():
+            self._in_closure = True
+            try:
+                returned = frozen()
+            finally:
+                self._in_closure = False
+            one = self._current.passes[-1]
+            one.batch = self._batches.batch if one.batch is None else one.batch  # the closure may have fetched it
+            self._backward(returned)
 
     def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Loops without a closure: the first training forward of a step is where it begins."""
-        if torch.compiler.is_compiling():
-            return  # inside a compiled graph; give the compiled module itself to Guard, its hooks run outside
-        if model.training and self._open and not self._begun:
-            self._begin()
-            if not self._in_closure and self.accumulate == 1:
-                self._post.seam.before(model, args, kwargs)
+        if torch.compiler.is_compiling() or self._in_closure or self._begun or self._busy or not self.open:
+            return  # a compiled graph has no hooks inside; give the compiled module itself to Guard
+        if model.training and torch.is_grad_enabled():
+            self._begin_pass(None)
+            self._current.passes[-1].capture.before(model, args, kwargs)
+            self._called = (args, kwargs)
+            self._engine.before_call()
 
-    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if model.training and self._begun and not self._in_closure and not self._taken and self.accumulate == 1:
-            self._post.seam.after(model, output)
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if torch.compiler.is_compiling() or self._in_closure or not self._begun or self._taken or self._busy:
+            return None
+        error = sys.exc_info()[1]
+        if output is None and error is not None:
+            self._abandon(error)  # the forward pass itself raised
+        elif model.training and torch.is_grad_enabled():
+            self._busy = True
+            try:
+                healed = self._engine.heal_call(self._current, model, *self._called, output)
+            finally:
+                self._busy = False
+            self._current.passes[-1].capture.after(model, healed)
+            return None if healed is output else healed
+        return None
 
-    def _begin(self) -> None:
-        """The moment before a forward pass: remember random states and buffers."""
+    def _begin_pass(self, batch: Any) -> None:
+        """Just before a forward pass: remember what a step, or this micro-batch of it, must be undone to."""
         if self._begun:
+            self._current.passes[-1].batch = self._current.passes[-1].batch if batch is None else batch
             return
+        engine = self._engine
+        if self._window is None:
+            self._window = engine.begin()
+        if self._dropping:
+            self._micro = engine.begin(engine.groups.micro, before=self._before_pass)
+            self._micro.micro, self._micro.local = True, engine.ranks.ddp
+        elif self._done:
+            with engine.surviving("capturing the state before a micro-batch"):
+                self._before_pass.capture()
+            engine.watch_pass(self._window)
         self._begun = True
-        self._post.feed.begin()
-        if self._micro == 0 or self._drop:
-            self._post.moment.capture()
-        self._post.taps.clear()
-        self._post.taps.listen()
-        self._watches.begin(self.tally.steps)
+        self._batches.begin()
+        step = self._current
+        start = self._before_pass if self._done and not self._dropping else step.before
+        known = batch if batch is not None else self._batches.batch
+        several = self._accumulate > 1 and start.taken
+        step.passes.append(Pass(batch=known, random=dict(start.random) if several else {}))
+        self._window.position = step.position = self._batches.position
+        step.data = self._window.data = self._batches.position or None
 
-    def _take(self, returned: Any) -> None:
+    def _backward(self, returned: Any) -> None:
         """Backward from what a forward pass returned."""
-        post, t = self._post, self.training
-        losses = losses_of(returned, post.weights)
-        self._probe.see(losses)
-        with post.surviving("looking at the batch"):
-            self._probe.look(post.feed.batch, losses.prediction)
-        if self._drop or self._micro == self.accumulate - 1:
-            self._tell()
-        if self._drop:
+        engine, t, step = self._engine, self.training, self._current
+        losses = losses_of(returned, engine.loss_weights)
+        one = step.passes[-1]
+        one.loss = losses.total.detach()
+        step.saw(losses, one.batch, announce=self._dropping or self._done == self._accumulate - 1)
+        if self._dropping:
             self._aside = [p.grad for _, p in t.parameters]
             for _, p in t.parameters:
                 p.grad = None
         total = losses.total if t.scaler is None else t.scaler.scale(losses.total)
-        # a bad loss must reach every rank through the gradients, never by leaving one rank out of backward
-        total.backward(gradient=None if post.ranks.alone else carry(total))
+        self._in_backward = True
+        with engine.ranks.waiting():
+            # a bad loss must reach every rank through the gradients, never by leaving one rank out of backward
+            total.backward(gradient=None if engine.ranks.alone else carry(total))
+        self._in_backward = False
         self._taken = True
 
-    def _tell(self) -> None:
-        """Let the other ranks know of this window, or where each micro-batch is judged by itself, of the last one."""
-        post = self._post
-        if not post.local and not post.ranks.alone:
-            limits = post.limits(post.micro_window if self._drop else post.window)
-            post.ranks.start(self._probe.flags(limits, last_only=self._drop), post.feed.position)
+    def _abandoning(self) -> _Abandoning:
+        return _Abandoning(self._abandon)
 
-    def _settle_microbatch(self) -> Verdict:
-        """Judge one micro-batch by itself: add its gradients to the window's, or leave it out."""
-        post, t = self._post, self.training
-        norm = total_norm([g for _, g in t.gradients()])
-        scale = t.scale()
-        good = self._probe.send(
-            step=self.tally.steps, lr=t.learning_rate(), norm=norm if scale is None else norm / scale, scale=scale,
-            shared=None if post.local else post.ranks.finish(), limits=post.limits(post.micro_window), last_only=True,
-        )  # fmt: skip
-        seen = self._probe.now(good, post.ranks.world)
-        verdict = post.judge(seen)
-        if verdict.ok or post.policy.mode == "observe":
-            self._good += 1
-            post.micro_window.add(loss=seen.reading.loss, grad_norm=seen.reading.grad_norm)
-            for (_, p), old in zip(t.parameters, self._aside, strict=True):
-                if old is not None:
-                    p.grad = old if p.grad is None else old.add_(p.grad)
-            return verdict
-        trial = post.examine(verdict, seen, None)
-        post.moment.restore()
-        self._probe.forget_last()
-        for (_, p), kept in zip(t.parameters, self._aside, strict=True):
-            p.grad = kept
-        self.tally.dropped += 1
-        action = Action(kind="skip", reason="this micro-batch is left out of its window")
-        post.note(trial.verdict, action, trial.facts)
-        return trial.verdict
+    def _abandon(self, error: BaseException) -> None:
+        """The loop raised in a pass: everything as if that pass had never begun."""
+        step, in_backward = self._current, self._in_backward
+        self._begun = self._taken = self._in_backward = False
+        self._busy = True
+        try:
+            self._undo_pass(step, error, in_backward)
+        finally:
+            self._busy = False
+            self._prepare_ranks()
+
+    def _undo_pass(self, step: OpenStep, error: BaseException, in_backward: bool) -> None:
+        if self._dropping:
+            self._put_aside_back()
+            step.abandon(error)
+            return
+        if not self._done:
+            self.training.zero_grad()
+            step.abandon(error)
+            self._window = None
+        elif not in_backward or self._replay_window(step):
+            step.abandon(error, state=self._before_pass)
+            step.passes.pop()
+        else:  # earlier micro-batches cannot be told apart from the broken one: the window is void
+            self.training.zero_grad()
+            self._window, self._done = None, 0
+            step.abandon(error)
+
+    def _replay_window(self, step: OpenStep) -> bool:
+        """Make the gradients of the earlier micro-batches again, after a backward pass that broke off."""
+        closures = [p.closure for p in step.passes[:-1]]
+        if not all(c is not None and c.faithful for c in closures):
+            return False
+        self.training.zero_grad()
+        step.before.restore()
+        try:
+            for closure in closures:
+                assert closure is not None
+                total = losses_of(closure.again(), self._engine.loss_weights).total
+                (total if step.scaler is None else step.scaler.scale(total)).backward()
+        except Exception:
+            return False
+        return True
 
     # --- one optimizer step -----------------------------------------------------------------------------------
 
-    def _settle(self, closure: Closure | None, micro: Verdict | None) -> Verdict:
-        post, t = self._post, self.training
-        count = self._good if self._drop else self._micro
-        self.tally.steps += 1
-        self._micro = self._good = 0
+    def _settle_microbatch(self) -> Verdict:
+        """Judge one micro-batch by itself: add its gradients to the window's, or leave it out."""
+        engine, step = self._engine, self._current
+        scale = step.scaler.get_scale() if step.scaler is not None else None
+        if scale is not None:
+            step.measure = lambda: _unscaled_norm(step, scale)
+        decision = engine.judge(step)
+        if decision.go:
+            self._kept += 1
+            assert self._window is not None
+            assert self._aside is not None
+            self._window.signals.extend(step.signals)
+            for (_, p), old in zip(self.training.parameters, self._aside, strict=True):
+                if old is not None:
+                    p.grad = old if p.grad is None else old.add_(p.grad)
+            self._aside = None
+        else:
+            self._put_aside_back()
+        return engine.finish(step, decision, carried_out=decision.go)
+
+    def _put_aside_back(self) -> None:
+        if self._aside is not None:
+            for (_, p), kept in zip(self.training.parameters, self._aside, strict=True):
+                p.grad = kept
+            self._aside = None
+
+    def _settle(self) -> Verdict:
+        """The window is full: judge it, update or not, and account for it."""
+        engine, t, step = self._engine, self.training, self._window
+        assert step is not None
+        count = self._kept if self._dropping else self._done
+        self._done = self._kept = 0
         try:
-            if post.ring.state_is_bad():
-                answered = post.answer_state()
-                if post.taken.kind != "commit":
-                    return answered
-            void = self._late.catch_up() if self._late else None
+            void = self._deferred.catch_up() if self._deferred is not None else None
             if void is not None:
                 return void
+            step.state_is_bad = self._dropping and engine.micro_batches_fail()
             count = self._reduce(count)
-            if count == 0:  # every micro-batch of the window was dropped
-                post.history = post.history.after(Action(kind="skip"), self.tally.steps, post.policy)
-                return micro or Verdict(kind="nonfinite", step=self.tally.steps, level="loss")
             if t.scaler is not None:
                 for optimizer in t.optimizers:
                     t.scaler.unscale_(optimizer)
-            return self._judge_and_act(count, closure)
+            if count > 1:
+                torch._foreach_div_([getattr(g, "_local_tensor", g) for _, g in gradients_of(t.parameters)], count)
+            if self._deferred is not None:
+                return self._deferred.step(step)
+            step.empty = count == 0
+            decision = engine.judge(step)
+            if decision.go:
+                clip(step.parameters, self._max_norm, decision.norm)
+                make_update(t, decision, engine.backoff)
+            elif decision.scale is not None and t.scaler is not None:
+                t.scaler.update(decision.scale)
+            return engine.finish(step, decision, carried_out=decision.go)
         finally:
             t.zero_grad()
-            self._probe.clear()
-            post.moment.forget()
-            post.feed.batch = None
-            post.seam.clear()
-            self._begun = self._taken = False  # only now: reruns pass the same hooks
-            self._arm()
+            step.before.forget()
+            self._window = self._micro = None
+            self._batches.batch = None
+            self._prepare_ranks()
 
-    def _judge_and_act(self, count: int, closure: Closure | None) -> Verdict:
-        post, t = self._post, self.training
-        try:
-            grads = [g for _, g in t.gradients()]
-            if count > 1:
-                torch._foreach_div_([getattr(g, "_local_tensor", g) for g in grads], count)
-            norm = total_norm(grads)
-            good = self._probe.send(
-                step=self.tally.steps, lr=t.learning_rate(), norm=norm, scale=t.scale(),
-                shared=None if self._drop else post.ranks.finish(), limits=post.limits(post.window),
-            )  # fmt: skip
-            if self._late:
-                return self._late.commit(good, norm)
-            seen = self._probe.now(good, post.ranks.world)
-            verdict = post.judge(seen)
-        except NanproofError:
-            raise
-        except Exception as error:  # the guard's own failure must never end a healthy run
-            return post.answer_failure(error)
-        if verdict.ok:
-            return post.commit(seen, verdict, Action(kind="commit"))
-        return post.answer(seen, verdict, closure)
-
-    def _arm(self) -> None:
+    def _prepare_ranks(self) -> None:
         """Say whether the next backward pass reduces gradients; DDP decides that in the forward pass."""
-        self._synced = not self._post.local and self._micro == self.accumulate - 1
-        if self.accumulate > 1:  # else DDP is as it has to be already
-            self._post.ranks.sync(self.training.roots, self._synced)
+        ranks = self._engine.ranks
+        if self._accumulate == 1 or not ranks.ddp:
+            return
+        self._synced = not self._dropping and self._done == self._accumulate - 1
+        ranks.sync(self._synced)
+        if self._dropping and self._done == 0:
+            ranks.share_buffers_next()  # as in a plain loop: after every update
 
     def _reduce(self, count: int) -> int:
         """Bring gradients together where the backward passes did not; the number of micro-batches in them."""
-        if not self._post.ranks.ddp or self._synced:
+        ranks = self._engine.ranks
+        if not ranks.ddp or self._accumulate == 1 or self._synced:
             return count
         for _, p in self.training.parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        return self._post.ranks.sum_([g for _, g in self.training.gradients()], count)
-
-    def _release(self) -> None:
-        """Leave the passes and steps to somebody who listens to the loop itself."""
-        for hook in self._hooks:
-            hook.remove()
+        return ranks.sum_([g for _, g in gradients_of(self.training.parameters)], count)
 
     # --- checkpoints, state, the end --------------------------------------------------------------------------
 
     @property
     def open(self) -> bool:
         """Whether it still guards: it was neither closed nor has it stopped the run."""
-        return self._open and not self._post.run.closed
+        return self._open and not self._engine.run.closed
+
+    def _require_open(self) -> None:
+        self._engine.require_running()
+        if not self.open:
+            raise UsageError("this guard is closed", hint="make a new Guard")
+
+    @property
+    def tally(self) -> Tally:
+        """Counts of steps, updates, skips and the rest."""
+        return self._engine.tally
 
     @property
     def run_dir(self) -> Path | None:
         """Where its log and its incidents are."""
-        return self._post.run.path
+        return self._engine.run.path
+
+    @property
+    def repairs(self) -> list[Repair]:
+        """The repairs in force: modules that compute in float32 since a step left the range of half precision."""
+        return list(self._engine.healer.repairs)
 
     @property
     def rank(self) -> int:
-        return self._post.ranks.rank
+        return self._engine.ranks.rank
+
+    def subscribe(self, observer: Observer) -> None:
+        """Tell somebody about every step and incident from now on."""
+        self._engine.subscribe(observer)
 
     def save(self, path: str | Path, *, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a checkpoint, atomically; a state that is not finite is refused and nothing is written."""
-        trusted = self._post.history.consecutive == 0
-        return self._post.keeper.save(Path(path), self.state_dict(), dict(extra or {}), trusted=trusted)
+        trusted = self._engine.groups.all.history.consecutive == 0
+        return self._engine.checkpoints.save(Path(path), self.state_dict(), dict(extra or {}), trusted=trusted)
+
+    def refuses_save(self, target: Any, bad: TensorFacts | None, *, among: int = 1) -> bool:
+        """Whether somebody else's save must not happen because it holds a bad tensor; ``among`` ranks save together."""
+        ranks = self._engine.ranks
+        if not ranks.any_in_save(target, bad is not None, among):
+            return False
+        what = str(bad) if bad is not None else "a tensor on another rank"
+        self._engine.block(target, what, suspect=ranks.share != "gradients" and bool(self.training.nonfinite()))
+        return True
 
     def resume(self, path: str | Path, *, accept_drift: bool = False, fresh_schedule: bool = False) -> Audit:
         """Load a checkpoint, or the last healthy one of a folder, after checking that it is what was configured.
 
         ``fresh_schedule`` keeps the configured learning rate and schedule; ``accept_drift`` takes the checkpoint's.
         """
-        audit, state = self._post.keeper.resume(Path(path), accept_drift=accept_drift, fresh_schedule=fresh_schedule)
+        checkpoints = self._engine.checkpoints
+        audit, state = checkpoints.resume(Path(path), accept_drift=accept_drift, fresh_schedule=fresh_schedule)
         self.load_state_dict(state)
         return audit
 
     def state_dict(self) -> dict[str, Any]:
         """The guard's own memory, in plain values."""
-        return self._post.state_dict()
+        return self._engine.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._post.load_state_dict(state)
+        self._engine.load_state_dict(state)
 
     def summary(self) -> str:
         """What happened so far, in a few lines."""
-        return f"{self._post.run.summary()}\n  {self._post.ring.cost()}"
+        return f"{self._engine.run.summary()}\n  {self._engine.snapshots.cost()}"
 
     def close(self) -> None:
         """End the run: account for what is pending, write the log, say what happened."""
         if not self._open:
             return
         self._open = False
-        if self._late:
-            self._late.catch_up()
+        if self._deferred is not None and self._engine.stopped is None:
+            self._deferred.catch_up()
         for hook in self._hooks:
             hook.remove()
-        self._watches.close()
-        self._post.taps.deafen()
-        self._post.run.close()
+        self._engine.close()
 
     def __enter__(self) -> Guard:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Abandoning:
+    """A block of the loop's own code: when it raises, the pass is undone and the exception goes on."""
+
+    def __init__(self, abandon: Callable[[BaseException], None]) -> None:
+        self._abandon = abandon
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._abandon(error)
+
+
+def _unscaled_norm(step: OpenStep, scale: float) -> Tensor:
+    return total_norm([g for _, g in gradients_of(step.parameters)]) / scale
 
 
 def _close_at_exit(guard: weakref.ref[Guard]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..records import Level, Reading, Verdict
@@ -19,11 +19,14 @@ from .window import Limits
 
 # A reading names what it saw as "level" or "level:name"; the first of these that is bad names the verdict,
 # because a bad input makes bad predictions makes a bad loss makes bad gradients.
-LEVELS: tuple[Level, ...] = ("input", "prediction", "loss", "gradient", "parameter", "buffer")
+LEVELS: tuple[Level, ...] = ("hyperparameter", "input", "prediction", "loss", "gradient", "parameter", "buffer")
 
 
 def judge(reading: Reading, limits: Limits) -> Verdict:
-    """The verdict on one step: non-finite first, then spikes.
+    """The verdict on one step: non-finite first, then spikes of the gradient norm.
+
+    A large loss alone is no spike: a step acts on the weights through its gradients, and near convergence one hard
+    batch has many times the usual loss.
 
     A bad input or prediction alone is no harm (masks are full of −inf on purpose); it names the verdict when
     the loss, a gradient or the state is bad too.
@@ -36,8 +39,6 @@ def judge(reading: Reading, limits: Limits) -> Verdict:
         names = tuple(name for found, name in bad if found == level and name)
         value = {"loss": reading.loss, "gradient": reading.grad_norm}.get(level)
         return Verdict(kind="nonfinite", step=reading.step, level=level, names=names, value=value)
-    if reading.loss > limits.loss:
-        return Verdict(kind="spike", step=reading.step, level="loss", value=reading.loss, limit=limits.loss)
     if reading.grad_norm > limits.grad_norm:
         return Verdict(
             kind="spike", step=reading.step, level="gradient", value=reading.grad_norm, limit=limits.grad_norm
@@ -60,7 +61,7 @@ def name_culprits(verdict: Verdict, bad: Sequence[str], norm: float, overflowed:
 
 @dataclass
 class Trends:
-    """Slow signs of trouble over many steps: headroom that keeps shrinking, a model that has stopped learning.
+    """Slow signs of trouble: headroom that keeps shrinking, a model that has stopped learning or does not move.
 
     These warn; they never veto a step.
     """
@@ -77,8 +78,9 @@ class Trends:
         self._last: dict[str, float] = {}
         self._falls: dict[str, int] = {}
         self._dead = 0
+        self._still = False
 
-    def headroom(self, step: int, headrooms: dict[str, float]) -> Verdict | None:
+    def headroom(self, step: int, headrooms: Mapping[str, float]) -> Verdict | None:
         """A warning when a headroom (in bits) has shrunk ``patience`` times in a row and is small by now."""
         for name, bits in headrooms.items():
             falling = bits < self._last.get(name, -math.inf)
@@ -99,3 +101,8 @@ class Trends:
         if self._dead != self.dead_after:
             return None
         return Verdict(kind="dead", step=step, level="loss", value=loss)
+
+    def still(self, step: int, moved: bool, why: str) -> Verdict | None:
+        """A warning, once, when no parameter has changed although it was to be trained."""
+        first, self._still = not moved and not self._still, not moved
+        return Verdict(kind="unmoved", step=step, level="parameter", names=(why,)) if first else None

@@ -14,28 +14,33 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from ..records import Action, Incident, Reading
+from ..records import Action, Incident, Reading, Verdict
+from .observers import Observer
 
 log = logging.getLogger("nanproof")
 Tell = Callable[[int, Mapping[str, float]], None]
 Say = Callable[[int, str], None]
 
 
-class Loggers:
-    """Some loggers. One that raises is left out from then on, which is said once; training goes on."""
+class Loggers(Observer):
+    """Some loggers. One that raises is left out from then on, with one error message; training goes on."""
 
     def __init__(self, loggers: Sequence[Any]) -> None:
         self._known = [(logger, *_adapt(logger)) for logger in loggers]
 
-    def step(self, reading: Reading, action: Action) -> None:
-        """One step."""
+    def step_ended(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
         self.tell(
             reading.step,
             {
-                "loss": reading.loss, **reading.components, "grad_norm": reading.grad_norm, "lr": reading.lr,
-                "scale": reading.scale, **reading.watched, "skipped": float(action.kind != "commit"),
+                "loss": reading.loss,
+                **reading.components,
+                "grad_norm": reading.grad_norm,
+                "lr": reading.lr,
+                "scale": reading.scale,
+                **reading.watched,
+                "skipped": float(action.kind != "commit"),
             },
-        )  # fmt: skip
+        )
 
     def tell(self, step: int, values: Mapping[str, float | None]) -> None:
         """Some scalars."""
@@ -44,8 +49,8 @@ class Loggers:
 
     def incident(self, incident: Incident) -> None:
         """An incident, as text."""
-        place = incident.location or {}
-        where = f" at {place['file']}:{place.get('line')}, {place.get('mechanism')}" if place.get("file") else ""
+        at = incident.location
+        where = f" at {at.file}:{at.line}, {at.mechanism}" if at is not None and at.file else ""
         text = f"{incident.verdict} → {incident.action.kind}{where}"
         self._each(lambda tell, say: say(incident.step, text))
 

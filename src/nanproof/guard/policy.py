@@ -1,12 +1,14 @@
-"""What to do about a bad step: a pure function of the verdict, the history and what is at hand.
+"""What to do about a bad step: a pure function of the verdict, the history and what there is to go back to.
 
 >>> from nanproof.records import Verdict
 >>> bad = Verdict(kind="nonfinite", step=7, level="loss")
->>> decide(bad, History(), Policy(), Means(snapshot=True)).kind
+>>> decide(bad, History(), Policy(), Recoveries(snapshot=12)).kind
 'skip'
->>> decide(bad, History(consecutive=5), Policy(), Means(snapshot=True)).kind
+>>> decide(bad, History(consecutive=5), Policy(), Recoveries(snapshot=12)).kind
 'rollback'
->>> decide(bad, History(), Policy.strict(), Means()).kind
+>>> decide(bad, History(consecutive=5), Policy(), Recoveries(snapshot=100_000)).kind
+'stop'
+>>> decide(bad, History(), Policy.strict(), Recoveries()).kind
 'stop'
 """
 
@@ -20,11 +22,15 @@ from ..errors import UsageError
 from ..records import Action, Verdict
 
 Mode = Literal["protect", "stop", "observe"]
+Share = Literal["flags", "gradients", "nothing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How the guard answers: skip, then roll back, then restore a checkpoint, then stop.
+    """How the guard answers a bad step: skip, then roll back, then restore a checkpoint, then stop.
+
+    >>> Policy(max_consecutive=3, snapshot_every=100).mode
+    'protect'
 
     `Policy()` protects, `Policy.strict()` stops at the first bad step, `Policy.observe()` only records.
     """
@@ -33,36 +39,58 @@ class Policy:
     rerun: bool = True
     """Run a bad step again (needs a closure) to learn whether it is transient, range, data or state."""
     spikes: Literal["skip", "observe"] = "skip"
+    """Whether a finite but extreme step is skipped, or only recorded."""
+    spike_window: int = 128
+    """How many healthy steps say what is normal; spikes are judged once half of them have been seen."""
     max_consecutive: int = 5
-    """Bad steps in a row before skipping gives way to rolling back."""
+    """Bad batches in a row before skipping gives way to rolling back. The same data counts once, however often
+    it is trained on (an RL rollout)."""
     max_skips: int = 50
-    """Skips within ``per_steps`` steps before skipping gives way to rolling back."""
+    """Bad batches within ``per_steps`` steps before skipping gives way to rolling back."""
     per_steps: int = 1000
     max_rollbacks: int = 3
     """Rollbacks within ten times ``per_steps`` before a checkpoint is restored or the run stopped."""
     max_restores: int = 1
+    max_lost_updates: int | None = 1000
+    """A rollback that would throw more updates away than this is not done: the next rung is taken instead.
+    None: roll back however far it is."""
+    snapshot_every: int | None = 200
+    """A snapshot in host memory after that many updates; None keeps none, so that nothing is rolled back."""
+    snapshot_seconds: float = 600.0
+    """And after that many seconds, for runs with slow steps."""
     lr_backoff: float = 0.5
     """The learning rate is multiplied by this after a rollback …"""
     lr_recovery: int = 200
     """… and returns to its schedule over that many steps."""
     min_scale: float = 1.0
     """GradScaler's scale is never allowed below this."""
+    locate_seconds: float | None = 60.0
+    """How long the guard may spend in a run on locating bad steps by itself; None switches it off."""
+    heal_seconds: float = 120.0
+    """How long the guard may spend in a run on searching for repairs."""
+    share: Share = "flags"
+    """What ranks tell each other: a few bits with every step; only what gradients carry; nothing."""
+    deadline: float = 600.0
+    """How long a rank may keep the others waiting before it is named."""
+    on_missing_rank: Literal["wait", "stop"] = "wait"
+    """After the deadline: wait on, as the run would without the guard, or stop with exit code 66."""
     on_guard_failure: Literal["continue", "stop"] = "continue"
+    """When the guard itself fails: train on under the plainest check, or stop."""
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, ("protect", "stop", "observe"))
         _one_of("spikes", self.spikes, ("skip", "observe"))
+        _one_of("share", self.share, ("flags", "gradients", "nothing"))
+        _one_of("on_missing_rank", self.on_missing_rank, ("wait", "stop"))
         _one_of("on_guard_failure", self.on_guard_failure, ("continue", "stop"))
-        for name in ("max_consecutive", "max_skips", "per_steps", "lr_recovery"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"policy.{name} is {getattr(self, name)}", hint="give 1 or more")
-        for name in ("max_rollbacks", "max_restores"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"policy.{name} is {getattr(self, name)}", hint="give 0 or more")
+        for name in ("spike_window", "max_consecutive", "max_skips", "per_steps", "lr_recovery"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_rollbacks", "max_restores", "max_lost_updates"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("snapshot_every", "snapshot_seconds", "locate_seconds", "heal_seconds", "deadline", "min_scale"):
+            _positive(name, getattr(self, name))
         if not 0 < self.lr_backoff <= 1:
             raise UsageError(f"policy.lr_backoff is {self.lr_backoff}", hint="give a factor above 0 and up to 1")
-        if not self.min_scale > 0:
-            raise UsageError(f"policy.min_scale is {self.min_scale}", hint="give a positive number")
 
     @classmethod
     def strict(cls, **changes: Any) -> Policy:
@@ -81,9 +109,27 @@ class Policy:
         return cls.strict() if name == "strict" else cls.observe() if name == "observe" else cls()
 
 
+_OPTIONAL = ("max_lost_updates", "snapshot_every", "locate_seconds")
+
+
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"{name} is {value!r}", hint=f"use one of {', '.join(known)}")
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if (value is None and name not in _OPTIONAL) or (value is not None and not value >= least):
+        raise UsageError(f"policy.{name} is {value}", hint=f"give {least} or more")
+
+
+def _positive(name: str, value: float | None) -> None:
+    if (value is None and name not in _OPTIONAL) or (value is not None and not value > 0):
+        or_none = ", or None" if name in _OPTIONAL else ""
+        raise UsageError(f"policy.{name} is {value}", hint=f"give a positive number{or_none}")
+
+
+MAX_REPEATS = 500
+"""Bad steps on the same data before they count as a streak after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,41 +137,53 @@ class History:
     """What has happened so far, as far as decisions depend on it."""
 
     consecutive: int = 0
-    """Bad steps in a row, up to now."""
+    """Bad batches in a row, up to now; the same data counts once."""
+    repeats: int = 0
+    """Bad steps in a row on data that was bad before."""
+    data: int | None = None
+    """Which data the last bad step was trained on."""
     skips: tuple[int, ...] = ()
-    """The steps skipped within the policy's window."""
+    """The steps at which new data was skipped, within the policy's window."""
     rollbacks: tuple[int, ...] = ()
     """The steps rolled back at, within ten of the policy's windows."""
     restores: int = 0
 
-    def after(self, action: Action, step: int, policy: Policy) -> History:
-        """The history once ``action`` was taken."""
+    def after(self, action: Action, step: int, policy: Policy, data: int | None = None) -> History:
+        """The history once ``action`` was taken on the step trained on ``data``."""
         recent = tuple(s for s in self.skips if s > step - policy.per_steps)
         rollbacks = tuple(s for s in self.rollbacks if s > step - 10 * policy.per_steps)
+        fresh = {"consecutive": 0, "repeats": 0, "data": None}
         match action.kind:
-            case "commit" | "rerun":
-                return dataclasses.replace(self, consecutive=0, skips=recent, rollbacks=rollbacks)
+            case "commit" | "rerun" | "heal":
+                return dataclasses.replace(self, skips=recent, rollbacks=rollbacks, **fresh)  # type: ignore[arg-type]
+            case "skip" if self.consecutive and data is not None and data == self.data:
+                return dataclasses.replace(self, repeats=self.repeats + 1, skips=recent)
             case "skip":
-                return dataclasses.replace(self, consecutive=self.consecutive + 1, skips=(*recent, step))
+                return dataclasses.replace(self, consecutive=self.consecutive + 1, skips=(*recent, step), data=data)
             case "rollback":
-                return dataclasses.replace(self, consecutive=0, skips=(), rollbacks=(*rollbacks, step))
+                return History(rollbacks=(*rollbacks, step), restores=self.restores)
             case "restore":
-                return dataclasses.replace(self, consecutive=0, skips=(), rollbacks=(), restores=self.restores + 1)
+                return History(restores=self.restores + 1)
             case _:
                 return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What the guard has at hand to act with."""
+class Recoveries:
+    """What there is to go back to."""
 
-    snapshot: bool = False
+    snapshot: int | None = None
+    """How many updates a rollback would undo; None when there is no healthy snapshot."""
     checkpoint: bool = False
+    repair: str = ""
+    """A repair that was proved and is in force, in words."""
+    repaired: bool = False
+    """Whether the step itself was run again with it."""
 
 
-def decide(verdict: Verdict, history: History, policy: Policy, means: Means) -> Action:
+def decide(verdict: Verdict, history: History, policy: Policy, recoveries: Recoveries) -> Action:
     """The answer to one verdict."""
-    if verdict.kind in ("ok", "headroom", "dead"):
+    if verdict.kind in ("ok", "pending", "headroom", "dead", "unmoved"):
         return Action(kind="commit", reason="" if verdict.ok else "an early warning; the step itself is good")
     if policy.mode == "observe":
         return Action(kind="commit", reason="the policy only observes")
@@ -133,47 +191,64 @@ def decide(verdict: Verdict, history: History, policy: Policy, means: Means) -> 
         return Action(kind="rerun", reason="the same step was good when run again")
     if policy.mode == "stop":
         return Action(kind="stop", reason="the policy stops at the first bad step")
+    if recoveries.repair:
+        return Action(kind="heal" if recoveries.repaired else "skip", reason=recoveries.repair)
     if verdict.kind == "guard-failed":
         if policy.on_guard_failure == "stop":
             return Action(kind="stop", reason="the guard itself failed and the policy stops then")
         return Action(kind="commit", reason="the guard itself failed; the gradients are finite")
     if verdict.kind == "spike":
-        return _decide_spike(verdict, history, policy, means)
+        return _decide_spike(verdict, history, policy, recoveries)
     if verdict.level in ("parameter", "buffer") or verdict.origin == "state":
         # skipping cannot help: the next step starts from the same bad state
-        return _climb("the training state itself is bad", history, policy, means)
+        return _climb("the training state itself is bad", history, policy, recoveries)
     if history.consecutive >= policy.max_consecutive:
-        return _climb(f"{history.consecutive} bad steps in a row", history, policy, means)
+        return _climb(f"{history.consecutive} bad steps in a row", history, policy, recoveries)
+    if history.repeats >= MAX_REPEATS:
+        return _climb(f"{history.repeats:,} bad steps in a row on the same data", history, policy, recoveries)
     recent = [s for s in history.skips if s > verdict.step - policy.per_steps]
     if len(recent) >= policy.max_skips:
-        return _climb(f"{len(recent)} skips within {policy.per_steps:,} steps", history, policy, means)
+        return _climb(f"{len(recent)} skips within {policy.per_steps:,} steps", history, policy, recoveries)
     return Action(kind="skip", reason=_why_skip(verdict))
 
 
-def _decide_spike(verdict: Verdict, history: History, policy: Policy, means: Means) -> Action:
+def _decide_spike(verdict: Verdict, history: History, policy: Policy, recoveries: Recoveries) -> Action:
     if policy.spikes == "observe":
         return Action(kind="commit", reason="the policy lets spikes pass")
     if history.consecutive < policy.max_consecutive:
         return Action(kind="skip", reason="far outside the recent range")
-    if means.snapshot and len(history.rollbacks) < policy.max_rollbacks:
+    if _can_roll_back(history, policy, recoveries):
         return Action(kind="rollback", reason=f"{history.consecutive} spikes in a row")
     # finite and persistent: a new level, not a spike; a healthy run is never stopped for it
     return Action(kind="commit", reason="the new level persists and is finite; accepted as normal")
 
 
-def _climb(why: str, history: History, policy: Policy, means: Means) -> Action:
-    if means.snapshot and len(history.rollbacks) < policy.max_rollbacks:
+def _can_roll_back(history: History, policy: Policy, recoveries: Recoveries) -> bool:
+    if recoveries.snapshot is None or len(history.rollbacks) >= policy.max_rollbacks:
+        return False
+    return policy.max_lost_updates is None or recoveries.snapshot <= policy.max_lost_updates
+
+
+def _climb(why: str, history: History, policy: Policy, recoveries: Recoveries) -> Action:
+    if _can_roll_back(history, policy, recoveries):
         return Action(kind="rollback", reason=why)
-    if means.checkpoint and history.restores < policy.max_restores:
+    if recoveries.checkpoint and history.restores < policy.max_restores:
         return Action(kind="restore", reason=f"{why}, and rolling back did not help" if history.rollbacks else why)
     tried = [
         f"{n} {word}{'s' if n > 1 else ''}"
         for n, word in ((len(history.rollbacks), "rollback"), (history.restores, "restore"))
         if n
     ]
-    return Action(
-        kind="stop", reason=why + (f" after {' and '.join(tried)}" if tried else ", with nothing to go back to")
-    )
+    if tried:
+        return Action(kind="stop", reason=f"{why} after {' and '.join(tried)}")
+    lost = recoveries.snapshot
+    if lost is not None and policy.max_lost_updates is not None and lost > policy.max_lost_updates:
+        return Action(
+            kind="stop",
+            reason=f"{why}; the only snapshot is {lost:,} updates back, more than policy.max_lost_updates"
+            f" ({policy.max_lost_updates:,})",
+        )
+    return Action(kind="stop", reason=f"{why}, with nothing to go back to")
 
 
 def _why_skip(verdict: Verdict) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 
 from ..files import JsonLines
 from ..records import Action, Reading, Verdict, to_json
+from .observers import Observer
 
 log = logging.getLogger("nanproof")
 SECONDS = 2.0
 """How long a line may wait at most, when steps are slow: somebody may be watching."""
 
 
-class Recorder:
+class Recorder(Observer):
     """Keeps the last readings in memory and the whole history in ``training_log.jsonl``."""
 
     def __init__(self, run_dir: Path | None, *, every: int, keep: int = 50) -> None:
@@ -26,27 +27,39 @@ class Recorder:
         self._every = every
         self._flushed = time.monotonic()
 
-    def add(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
+    def step_ended(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
         self.recent.append(reading)
         if self._file is None:
             return
         line = {
-            "step": reading.step, "update": update, "loss": reading.loss, **reading.components,
-            "grad_norm": reading.grad_norm, "lr": reading.lr, "scale": reading.scale, "verdict": verdict.kind,
-            "action": action.kind, "seconds": round(reading.seconds, 6), "timestamp": round(time.time(), 3),
+            "step": reading.step,
+            "update": update,
+            "loss": reading.loss,
+            **reading.components,
+            "grad_norm": reading.grad_norm,
+            "lr": reading.lr,
+            "scale": reading.scale,
+            "verdict": verdict.kind,
+            "action": action.kind,
+            "seconds": round(reading.seconds, 6),
+            "timestamp": round(time.time(), 3),
             **reading.watched,
-        }  # fmt: skip
+        }
         self._lines.append(to_json(line))
-        if len(self._lines) >= self._every or time.monotonic() - self._flushed > SECONDS:
+        due = len(self._lines) >= self._every or time.monotonic() - self._flushed > SECONDS
+        if due or not verdict.ok:
             self.flush()
 
-    def event(self, **fields: Any) -> None:
-        """A line that is not a step: a resume, a rollback, the end."""
+    def event(self, **fields: object) -> None:
         if self._file is not None:
             self._lines.append(to_json(fields))
+            self.flush()
+
+    def closed(self) -> None:
+        self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting; a full disk costs log lines, said loudly, never the run."""
+        """Write what is waiting; a full disk costs log lines, with an error message, never the run."""
         if self._file is None or not self._lines:
             return
         lines, self._lines = self._lines, []

@@ -1,60 +1,15 @@
-"""What can be seen of a step without waiting for the device: losses taken apart, magnitudes, norms."""
+"""What can be seen of a step without waiting for the device: magnitudes and norms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from ..errors import UsageError
 from ..tensors import local_values, tensors_in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """What a forward pass returned, taken apart."""
-
-    total: Tensor
-    components: Mapping[str, Tensor]
-    prediction: Any = None
-
-
-def losses_of(returned: Any, weights: Mapping[str, float]) -> Losses:
-    """Take apart a loss, a dictionary of components, (loss, prediction), or an output with ``.loss``."""
-    prediction = None
-    if isinstance(returned, tuple) and len(returned) == 2:
-        returned, prediction = returned
-    if not isinstance(returned, Tensor | Mapping) and isinstance(getattr(returned, "loss", None), Tensor):
-        prediction = getattr(returned, "logits", prediction)
-        returned = returned.loss
-    if isinstance(returned, Mapping) and returned and all(isinstance(v, Tensor) for v in returned.values()):
-        unknown = sorted(set(weights) - set(returned))
-        if unknown:
-            raise UsageError(
-                f"loss_weights names {unknown[0]!r}, which is no loss component", hint=f"use {sorted(returned)}"
-            )
-        # a component of weight zero stays out of the sum: 0 · NaN is NaN
-        parts = [weights.get(k, 1.0) * _scalar(v) for k, v in returned.items() if weights.get(k, 1.0) != 0]
-        return Losses(total=torch.stack(parts).sum(), components=dict(returned), prediction=prediction)
-    if not isinstance(returned, Tensor):
-        raise UsageError(
-            f"the step returned {type(returned).__name__}, not a loss",
-            hint="return the loss tensor, a dictionary of named losses, or (loss, prediction)",
-        )
-    return Losses(total=_scalar(returned), components={}, prediction=prediction)
-
-
-def _scalar(loss: Tensor) -> Tensor:
-    if loss.numel() != 1:
-        raise UsageError(f"the loss has shape {tuple(loss.shape)}", hint="reduce it to one number, for example .mean()")
-    if not loss.requires_grad:
-        raise UsageError("the loss does not depend on any parameter", hint="remove no_grad or detach from its way")
-    return loss.reshape(())
 
 
 def absmax(tensor: Tensor) -> Tensor:

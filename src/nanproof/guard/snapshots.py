@@ -1,10 +1,10 @@
-"""A ring of healthy states in memory, to roll back to without touching a disk."""
+"""Healthy states in host memory, to roll back to without touching a disk."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .moment import Moment
-from .state import Training
+from ..captured import CapturedState
+from .training import Training
 
 
 class Snapshot:
@@ -21,7 +21,7 @@ class Snapshot:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._moment = Moment(training.slots)
+        self._captured = CapturedState(training.slots)
         self._parameters: list[Tensor] = []
         self._tensors: list[Tensor] = []
         self._plain: dict[str, Any] = {}
@@ -33,9 +33,10 @@ class Snapshot:
     def take(self, step: int, update: int, finite: Tensor) -> None:
         """Copy the state as it is now; ``finite`` is the device's word on it, read only when it is needed."""
         t = self._training
+        self.step = self.update = -1  # not usable until it is whole
         self._parameters = _copied(self._live_parameters(), self._parameters)
         self._tensors = _copied(self._live_state(), self._tensors)
-        self._moment.capture()
+        self._captured.capture()
         self._plain = {
             "optimizers": [_plain_state(o) for o in t.optimizers],
             "schedulers": [copy.deepcopy(s.state_dict()) for s in t.schedulers],
@@ -49,9 +50,13 @@ class Snapshot:
         return self.step >= 0 and bool(self._finite.numpy())
 
     @torch.no_grad()
-    def restore(self, *, random_states: bool = True) -> None:
-        """Put the state back, in place: parameters, moments and buffers stay the same objects."""
+    def restore(self, *, random_states: bool = True, keep_rates: Sequence[Optimizer] = ()) -> None:
+        """Put the state back, in place: parameters, moments and buffers stay the same objects.
+
+        ``keep_rates``: optimizers whose learning rate somebody else sets, which therefore stays as it is now.
+        """
         t = self._training
+        rates = [(g, g["lr"]) for o in keep_rates for g in o.param_groups]
         for optimizer, plain in zip(t.optimizers, self._plain["optimizers"], strict=True):
             _restore_plain(optimizer, plain)
         _copy(self._live_parameters(), self._parameters)
@@ -59,10 +64,12 @@ class Snapshot:
         # not strict: a schedule that was made after the snapshot stays as it is
         for scheduler, state in zip(t.schedulers, self._plain["schedulers"], strict=False):
             scheduler.load_state_dict(copy.deepcopy(state))
+        for group, lr in rates:
+            group["lr"] = lr
         if random_states:
-            self._moment.restore()
+            self._captured.restore()
         else:
-            self._moment.restore_buffers()
+            self._captured.restore_buffers()
 
     @contextmanager
     @torch.no_grad()
@@ -70,11 +77,11 @@ class Snapshot:
         """The older parameters and buffers for the length of a block; the current ones come back after it."""
         live = self._live_parameters()
         current = [a.clone() for a in live]
-        now = Moment(self._training.slots)
+        now = CapturedState(self._training.slots)
         now.capture()
         try:
             _copy(live, self._parameters)
-            self._moment.restore_buffers()
+            self._captured.restore_buffers()
             yield
         finally:
             _copy(live, current)
@@ -93,22 +100,33 @@ class Snapshot:
         return sum(a.nbytes for a in [*self._parameters, *self._tensors])
 
 
-class Ring:
-    """Two snapshots; an unhealthy one never pushes a healthy one out. Without ``every`` it only checks health."""
+class Snapshots:
+    """Two snapshots on a cadence and one of the last streak of bad steps; only healthy ones are rolled back to.
 
-    def __init__(self, training: Training, every: int | None) -> None:
+    An unhealthy snapshot never pushes a healthy one out. Without ``every`` only the health of the state is checked.
+    """
+
+    def __init__(self, training: Training, every: int | None, seconds: float) -> None:
         self._training = training
         self._keeping = every is not None
-        self._every = every or 200
+        self._every, self._seconds = every or 200, seconds
         self._slots = [Snapshot(training), Snapshot(training)]
+        self._streak = Snapshot(training)
         self._health = _host_like(torch.ones((), dtype=torch.bool, device=training.device)).fill_(True)
         self._arrived: Any = None
-        self._spent = -1
-        self.seconds = 0.0
-        self.taken = 0
+        self._spent: set[int] = set()
+        self._taken_at = time.monotonic()
+        self.cost_seconds = 0.0
+        self.count = 0
 
     def due(self, update: int) -> bool:
+        """Whether a snapshot follows this update."""
         return update % self._every == 0
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the last one was taken long ago; clocks of ranks differ, so they have to agree on it."""
+        return time.monotonic() - self._taken_at > self._seconds
 
     def take(self, step: int, update: int) -> None:
         """Copy the state and start to find out whether it is finite; nothing waits."""
@@ -122,11 +140,17 @@ class Ring:
             newest, older = sorted(self._slots, key=lambda s: s.step, reverse=True)
             target = older if newest.healthy or newest.step < 0 else newest
             target.take(step, update, finite)
-        self.seconds += time.perf_counter() - start
-        self.taken += 1
+        self._taken_at = time.monotonic()
+        self.cost_seconds += time.perf_counter() - start
+        self.count += 1
+
+    def take_streak(self, step: int, update: int) -> None:
+        """Copy the state that a streak of bad steps began with: none of them has changed it."""
+        if self._keeping and self._streak.update != update and update not in {s.update for s in self._slots}:
+            self._streak.take(step, update, self._training.health_flag())
 
     def state_is_bad(self) -> bool:
-        """Whether the state was found bad when it was last looked at; says so once."""
+        """Whether the state was found bad when it was last looked at; true once."""
         if self._arrived is not None and not self._arrived.query():
             return False  # still on its way: looked at again next step
         if bool(self._health.numpy()):
@@ -140,23 +164,34 @@ class Ring:
 
     def healthy(self) -> list[Snapshot]:
         """The usable snapshots, newest first."""
-        return sorted((s for s in self._slots if s.healthy), key=lambda s: s.step, reverse=True)
+        found = [s for s in (*self._slots, self._streak) if s.healthy]
+        return sorted(found, key=lambda s: s.update, reverse=True)
 
-    def newest(self) -> Snapshot | None:
-        """The one to roll back to: not the one that was rolled back to last and did not help."""
-        return next((s for s in self.healthy() if s.step != self._spent), None)
+    def older_than(self, update: int) -> Snapshot | None:
+        """The newest healthy snapshot of an earlier state, to tell a bad state from bad data."""
+        return next((s for s in self.healthy() if s.update < update), None)
+
+    def choose(self, update: int, *, weights_are_bad: bool) -> Snapshot | None:
+        """The one to roll back to: not one that a rollback has used before and that did not help.
+
+        When finite weights are to blame, a snapshot of the same update is no way out.
+        """
+        found = [s for s in self.healthy() if s.update not in self._spent]
+        return next((s for s in found if s.update < update or not weights_are_bad), None)
 
     def spend(self, snapshot: Snapshot) -> None:
         """Remember that a rollback used this one; newer ones that were passed over are dropped."""
-        for other in self._slots:
-            if other.step > snapshot.step:
-                other.step = -1
-        self._spent = snapshot.step
+        for other in (*self._slots, self._streak):
+            if other.update > snapshot.update:
+                other.step = other.update = -1
+        self._spent.add(snapshot.update)
 
     def cost(self) -> str:
         """What the snapshots have cost so far."""
-        size = sum(s.nbytes for s in self._slots) / 2**20
-        return f"{self.taken} snapshots, {self.seconds:.2f} s, {size:.1f} MiB held" if self._keeping else "no snapshots"
+        size = sum(s.nbytes for s in (*self._slots, self._streak)) / 2**20
+        if not self._keeping:
+            return "no snapshots"
+        return f"{self.count} snapshots, {self.cost_seconds:.2f} s, {size:.1f} MiB held"
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What happened in a run, counted, and said loudly at its end."""
+"""What happened in a run, counted so that it adds up, and said at its end."""
 
 from __future__ import annotations
 
@@ -7,70 +7,122 @@ from typing import Any
 
 from ..records import Action, Verdict
 
+KEPT_FAILURES = 20
+
 
 class Tally:
-    """Counts of steps, vetoes and their reasons."""
+    """Counts of steps and of what became of each.
+
+    Every step is exactly one of: an update, skipped, an ordinary loss-scale overflow, or answered by going back or
+    stopping. Updates in force are the updates made, less those that a rollback or a restore has undone.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
-        """Optimizer steps attempted."""
+        """Optimizer steps judged."""
         self.updates = 0
-        """Optimizer steps that were carried out and not rolled back since."""
+        """Optimizer updates in force: made, and not undone since."""
+        self.undone = 0
+        """Updates that a rollback or a restore has undone."""
         self.overflows = 0
         """Ordinary GradScaler overflows: part of its search for a scale, not incidents."""
         self.dropped = 0
-        """Single micro-batches dropped out of a window."""
+        """Single micro-batches left out of a window."""
+        self.abandoned = 0
+        """Steps in which the loop itself raised an exception; they are undone, and not counted as steps."""
         self.actions: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
+        self.warnings: Counter[str] = Counter()
+        self.failed = 0
+        """How often the guard itself failed."""
         self.failures: list[str] = []
         self.blocked: list[str] = []
         """Saves that were not carried out, each with its reason."""
 
-    def count(self, verdict: Verdict, action: Action) -> None:
+    def count(self, verdict: Verdict, action: Action, *, step: bool = True) -> None:
+        """One step is over; without ``step`` the state was answered for between two steps."""
+        self.steps += step
         self.actions[action.kind] += 1
         if not verdict.ok:
-            origin = f", {verdict.origin}" if verdict.origin else ""
-            self.kinds[f"{verdict.kind} {verdict.level or ''}".strip() + origin] += 1
+            self.kinds[_name(verdict)] += 1
+
+    def fail(self, said: str) -> None:
+        """The guard itself failed; the first ones are kept in words."""
+        self.failed += 1
+        if len(self.failures) < KEPT_FAILURES:
+            self.failures.append(said)
+
+    def warn(self, verdict: Verdict) -> None:
+        """An early warning about a step that was good."""
+        self.warnings[_name(verdict)] += 1
+
+    def go_back_to(self, update: int) -> int:
+        """Updates after ``update`` are undone; how many."""
+        lost = max(0, self.updates - update)
+        self.undone += lost
+        self.updates = update
+        return lost
 
     @property
     def clean(self) -> bool:
-        return not self.kinds and not self.failures and not self.blocked
+        """Whether every step was judged and good, and nothing failed."""
+        quiet = not (self.kinds or self.warnings or self.failures or self.blocked or self.dropped or self.abandoned)
+        return quiet and self.steps > 0
 
     def summary(self, where: str = "") -> str:
         """The end-of-run sentence.
 
-        >>> Tally().summary()
-        'nanproof: 0 steps, 0 updates; nothing went wrong'
+        >>> tally = Tally(); tally.summary()
+        'nanproof: no step was taken'
+        >>> tally.count(Verdict(kind="ok", step=1), Action(kind="commit")); tally.updates = 1; tally.summary()
+        'nanproof: 1 step, 1 update; nothing went wrong'
         """
-        parts = [f"nanproof: {self.steps:,} steps, {self.updates:,} updates"]
-        for kind, word in (
-            ("skip", "skipped"), ("rerun", "saved by a rerun"), ("rollback", "rolled back"),
-            ("restore", "restored from a checkpoint"), ("stop", "stopped"),
-        ):  # fmt: skip
-            if self.actions[kind]:
-                parts.append(f"{self.actions[kind]:,} {word}")
-        if self.dropped:
-            parts.append(f"{self.dropped:,} micro-batches dropped")
-        if self.overflows:
-            parts.append(f"{self.overflows:,} ordinary loss-scale overflows")
-        line = ", ".join(parts)
+        if not self.steps and not self.abandoned and not self.failures:
+            return "nanproof: no step was taken"
+        parts = [_plural(self.steps, "step"), _plural(self.updates, "update") + (" in force" if self.undone else "")]
+        words = (
+            (self.actions["skip"] - self.overflows, "skipped"),
+            (self.overflows, "skipped by the loss scaler"),
+            (self.actions["rerun"], "saved by a rerun"),
+            (self.actions["heal"], "healed"),
+            (self.actions["rollback"], "rolled back"),
+            (self.actions["restore"], "restored from a checkpoint"),
+            (self.undone, "updates undone"),
+            (self.actions["stop"], "stopped"),
+            (self.dropped, "micro-batches dropped"),
+            (self.abandoned, "ended by an exception"),
+        )
+        parts += [f"{n:,} {word}" for n, word in words if n > 0]
+        line = f"nanproof: {', '.join(parts)}"
         if self.clean:
             return f"{line}; nothing went wrong"
-        why = "; ".join(f"{n:,} × {kind}" for kind, n in self.kinds.most_common())
-        failed = (
-            f"; the guard itself failed {len(self.failures)} times, first: {self.failures[0]}" if self.failures else ""
-        )
-        blocked = "".join(f"\n  not saved: {b}" for b in self.blocked)
-        return f"{line}\n  why: {why or 'no bad step'}{failed}{blocked}" + (f"\n  incidents: {where}" if where else "")
+        lines = [line]
+        if self.kinds:
+            lines.append("  why: " + "; ".join(f"{n:,} × {kind}" for kind, n in self.kinds.most_common()))
+        if self.warnings:
+            lines.append("  warnings: " + "; ".join(f"{n:,} × {kind}" for kind, n in self.warnings.most_common()))
+        if self.failures:
+            times = "once" if self.failed == 1 else f"{self.failed:,} times"
+            lines.append(f"  the guard itself failed {times}, first: {self.failures[0]}")
+        lines += [f"  not saved: {b}" for b in self.blocked]
+        return "\n".join([*lines, f"  incidents: {where}"] if where else lines)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "steps": self.steps, "updates": self.updates, "overflows": self.overflows, "dropped": self.dropped,
-            "actions": dict(self.actions), "kinds": dict(self.kinds), "failures": list(self.failures),
-        }  # fmt: skip
+            k: dict(v) if isinstance(v, Counter) else list(v) if isinstance(v, list) else v
+            for k, v in vars(self).items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.updates = state["steps"], state["updates"]
-        self.overflows, self.dropped = state["overflows"], state["dropped"]
-        self.actions, self.kinds = Counter(state["actions"]), Counter(state["kinds"])
-        self.failures = list(state["failures"])
+        for key, value in state.items():
+            old = getattr(self, key)
+            setattr(self, key, Counter(value) if isinstance(old, Counter) else type(old)(value))
+
+
+def _name(verdict: Verdict) -> str:
+    origin = f", {verdict.origin}" if verdict.origin else ""
+    return f"{verdict.kind} {verdict.level or ''}".strip() + origin
+
+
+def _plural(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"

@@ -8,6 +8,7 @@ Outside a guarded step a tap returns its tensor and does nothing else.
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..floats import format_of
 from ..records import TensorFacts
-from .ears import Ear
+from .hooks import Hook
 from .signals import absmax
 
+log = logging.getLogger("nanproof")
 _listening: Taps | None = None
 
 
@@ -33,39 +35,47 @@ def tap(name: str, tensor: Tensor, **extra: Tensor | float) -> Tensor:
     """
     # compiled code must not break its graph for us; the eager replay of an incident hears its taps
     if _listening is not None and not torch.compiler.is_compiling():
-        _listening.hear(name, tensor, extra)
+        _listening.record(name, tensor, extra)
     return tensor
 
 
 class Taps:
-    """What the taps of the current step said; statistics stay on the device until somebody asks."""
+    """What the taps of the current step saw; statistics stay on the device until somebody asks."""
 
     def __init__(self) -> None:
-        self._heard: list[tuple[str, tuple[int, ...], str, Tensor, dict[str, Tensor | float]]] = []
+        self._seen: list[tuple[str, tuple[int, ...], str, Tensor, dict[str, Tensor | float]]] = []
         self._muted = False
 
     def listen(self) -> None:
         global _listening
         _listening = self
 
-    def deafen(self) -> None:
+    def stop(self) -> None:
         global _listening
         if _listening is self:
             _listening = None
 
     def clear(self) -> None:
         """A new forward pass begins."""
-        self._heard.clear()
+        self._seen.clear()
         self._muted = False
 
     def mute(self) -> None:
-        """Keep what the bad pass said; its replays pass the same taps."""
+        """Keep what the bad pass saw; its replays pass the same taps."""
         self._muted = True
 
-    @torch.no_grad()
-    def hear(self, name: str, tensor: Tensor, extra: dict[str, Tensor | float]) -> None:
+    def record(self, name: str, tensor: Tensor, extra: dict[str, Tensor | float]) -> None:
+        """Take the statistics of one tensor; a failure of ours must not end the model's forward pass."""
         if self._muted:
             return
+        try:
+            self._measure(name, tensor, extra)
+        except Exception as error:
+            self._muted = True
+            log.error("nanproof: guard-failed, tap %s: %s: %s", name, type(error).__name__, error)
+
+    @torch.no_grad()
+    def _measure(self, name: str, tensor: Tensor, extra: dict[str, Tensor | float]) -> None:
         x = tensor.detach()
         x = torch.view_as_real(x) if x.is_complex() else x
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
@@ -83,12 +93,12 @@ class Taps:
             ]
         )
         copied = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in extra.items()}
-        self._heard.append((name, shape, dtype, stats, copied))
+        self._seen.append((name, shape, dtype, stats, copied))
 
     def facts(self) -> tuple[TensorFacts, ...]:
-        """Everything heard, in order."""
+        """All of it, in order."""
         found = []
-        for name, shape, dtype, stats, extra in self._heard:
+        for name, shape, dtype, stats, extra in self._seen:
             nan, posinf, neginf, low, high = stats.double().tolist()  # host sync: incident path only
             values: dict[str, float] = {}
             for key, value in extra.items():
@@ -121,7 +131,7 @@ class Watches:
                 )
         self._on = False
         self._seen: dict[str, tuple[Tensor, float]] = {}
-        self._hooks = [m.register_forward_hook(Ear(self._hook(n))) for n, m in self._modules]
+        self._hooks = [m.register_forward_hook(Hook(self._hook(n))) for n, m in self._modules]
 
     @property
     def idle(self) -> bool:

@@ -23,10 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..guard import Guard
-from ..guard.escort import Escort
-from .deliveries import Deliveries
-from .shadows import Shadows
+from ..guard.external import ExternalLoop, attach
+from .object_patches import ObjectPatches
 
 try:
     from accelerate import Accelerator, DistributedType
@@ -42,31 +40,31 @@ def guard_accelerator(
     *,
     scheduler: Any = None,
     **options: Any,
-) -> Escort:
+) -> ExternalLoop:
     """Guard what was prepared: bad steps are left out, the schedule held, poisoned saves not carried out.
 
     ``options`` are those of `Guard`. The guard's memory travels with ``accelerator.save_state``.
     """
-    escort = escort_accelerator(accelerator, model, optimizer, scheduler=scheduler, divided=False, **options)
-    accelerator.register_for_checkpointing(escort)
-    return escort
+    loop = attach_accelerator(accelerator, model, optimizer, scheduler=scheduler, divided=False, **options)
+    accelerator.register_for_checkpointing(loop)
+    return loop
 
 
-def escort_accelerator(
+def attach_accelerator(
     accelerator: Accelerator,
     model: nn.Module | Iterable[nn.Module],
     optimizer: AcceleratedOptimizer | Iterable[AcceleratedOptimizer],
     *,
     scheduler: Any,
     divided: bool,
-    make: Callable[..., Guard] = Guard,
+    make: Callable[..., ExternalLoop] = attach,
     **options: Any,
-) -> Escort:
+) -> ExternalLoop:
     """The same for a trainer built on Accelerate, which may hand over losses that are divided already."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise UsageError(
-            "DeepSpeed steps inside its own engine, where a step cannot be vetoed",
-            hint="let its own overflow check work, and look at its checkpoints with nanproof scan",
+            "DeepSpeed steps inside its own engine",
+            hint="use nanproof.integrations.deepspeed.guard_engine(engine), or nanproof run",
         )
     prepared = [optimizer] if isinstance(optimizer, AcceleratedOptimizer) else list(optimizer)
     for found in prepared:
@@ -74,62 +72,56 @@ def escort_accelerator(
             raise UsageError(
                 f"{type(found).__name__} was not prepared", hint="pass what accelerator.prepare returned, after it"
             )
-    guard = make(
-        model, [o.optimizer for o in prepared], scheduler=scheduler, scaler=accelerator.scaler, **options
-    )  # fmt: skip
-    escort = Escort(guard, divided=divided)
-    shadows = Shadows()
-    shadows.cast(accelerator, "backward", lambda original: _backward(original, escort))
+    optimizers = [o.optimizer for o in prepared]
+    loop = make(model, optimizers, scheduler=scheduler, scaler=accelerator.scaler, divided=divided, **options)
+    patches = ObjectPatches()
+    patches.put(accelerator, "backward", lambda original: _backward(original, loop))
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        shadows.cast(accelerator, name, lambda original: _clip(original, escort, prepared))
+        patches.put(accelerator, name, functools.partial(_clip, loop=loop, shares=name == "clip_grad_norm_"))
     for name in ("save_state", "save_model"):
-        shadows.cast(accelerator, name, lambda original: _save(original, escort))
+        patches.put(accelerator, name, lambda original: _save(original, loop))
     for one in prepared:
-        shadows.cast(one, "step", functools.partial(_step, escort=escort, optimizer=one))
-    if make is Guard:  # nanproof run watches all loaders by itself
-        deliveries = Deliveries()
-        guard._post.feed.delivered = deliveries.recent
+        patches.put(one, "step", functools.partial(_step, loop=loop, optimizer=one))
+    if make is attach:  # nanproof run watches all loaders by itself
         for loader in accelerator._dataloaders:
             base = getattr(loader, "base_dataloader", loader)
             if hasattr(base, "_get_iterator"):  # a torch loader, or one that is built on it
-                shadows.watch_loader(base, deliveries)
-    escort.on_close(shadows.lift)
-    return escort
+                patches.watch_loader(base, loop.data)
+    loop.on_close(patches.undo)
+    return loop
 
 
-def _backward(original: Callable[..., Any], escort: Escort) -> Callable[..., Any]:
+def _backward(original: Callable[..., Any], loop: ExternalLoop) -> Callable[..., Any]:
     def backward(loss: Any, **kwargs: Any) -> Any:
-        escort.meet(loss)
-        try:
+        with loop.in_backward(loss):
             return original(loss, **kwargs)
-        finally:
-            escort.passed()
 
     return backward
 
 
-def _clip(original: Callable[..., Any], escort: Escort, prepared: list[Any]) -> Callable[..., Any]:
+def _clip(original: Callable[..., Any], *, loop: ExternalLoop, shares: bool) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        names = {id(p) for p in listed}
-        owner = next((o for o in prepared if any(id(p) in names for g in o.param_groups for p in g["params"])), None)
-        if owner is None or escort.judge(owner.optimizer):
+        if not loop.judge_clip(listed):
+            return torch.nn.utils.get_total_norm([p.grad for p in listed if p.grad is not None])
+        norm = loop.norm_of(listed) if shares and len(args) == 1 and not kwargs else None
+        if norm is None:
             return original(listed, *args, **kwargs)
-        # a vetoed step keeps its gradients as they are: clipping would spread one NaN over all of them
-        return torch.nn.utils.get_total_norm([p.grad for p in listed if p.grad is not None])
+        torch.nn.utils.clip_grads_with_norm_(listed, args[0], norm)
+        return norm
 
     return clip
 
 
-def _step(original: Callable[..., Any], escort: Escort, optimizer: Any) -> Callable[..., Any]:
+def _step(original: Callable[..., Any], loop: ExternalLoop, optimizer: Any) -> Callable[..., Any]:
     def step(closure: Callable[[], Any] | None = None) -> Any:
         if not optimizer.gradient_state.sync_gradients:
             return original(closure)
         optimizer._is_overflow = False
-        result = escort.step(optimizer.optimizer, original, closure)
-        if not escort.carried_out:
+        result = loop.step(optimizer.optimizer, original, closure)
+        if not loop.carried_out:
             optimizer._is_overflow = True  # schedulers ask for it: this is how Accelerate says that a step was skipped
-            held = escort.held_scale(optimizer.scaler)
+            held = loop.held_scale(optimizer.scaler)
             if held is not None:
                 optimizer.scaler.update(held)
         return result
@@ -137,9 +129,9 @@ def _step(original: Callable[..., Any], escort: Escort, optimizer: Any) -> Calla
     return step
 
 
-def _save(original: Callable[..., Any], escort: Escort) -> Callable[..., Any]:
+def _save(original: Callable[..., Any], loop: ExternalLoop) -> Callable[..., Any]:
     def save(*args: Any, **kwargs: Any) -> Any:
         target = next((a for a in (*args, *kwargs.values()) if not isinstance(a, nn.Module)), "the state")
-        return None if escort.blocks_save(target, agree=True) else original(*args, **kwargs)
+        return None if loop.blocks_save(target, agree=True) else original(*args, **kwargs)
 
     return save

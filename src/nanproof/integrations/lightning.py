@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..guard import Guard
-from ..guard.escort import Escort
-from ..guard.feed import Delivered
-from .shadows import Shadows
+from ..guard.external import ExternalLoop, attach
+from .object_patches import ObjectPatches
 
 # the same library under two names; the one that the script uses
 _OLD = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
@@ -38,13 +36,13 @@ class GuardCallback(Callback):
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        self._make: Callable[..., Guard] = Guard
+        self._make: Callable[..., ExternalLoop] = attach
         self._memory: dict[str, Any] | None = None
         self._withheld = False
-        self.escort: Escort | None = None
+        self.loop: ExternalLoop | None = None
 
     @classmethod
-    def made_by(cls, make: Callable[..., Guard]) -> GuardCallback:
+    def made_by(cls, make: Callable[..., ExternalLoop]) -> GuardCallback:
         """A callback whose guard is made by somebody else: `nanproof run` has options and a folder for it."""
         callback = cls()
         callback._make = make
@@ -53,63 +51,65 @@ class GuardCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         model = trainer.strategy.model
-        guard = self._make(
-            model, trainer.optimizers, scheduler=[c.scheduler for c in trainer.lr_scheduler_configs], scaler=scaler,
-            **self._options,
-        )  # fmt: skip
         # under a strategy that wraps the module, its forward is training_step in disguise
-        heard = [*pl_module.children(), *([pl_module] if model is pl_module else [])]
-        self.escort = escort = Escort(guard, divided=True, listen_to=heard)
+        hooked = [*pl_module.children(), *([pl_module] if model is pl_module else [])]
+        self.loop = loop = self._make(
+            model,
+            trainer.optimizers,
+            scheduler=[c.scheduler for c in trainer.lr_scheduler_configs],
+            scaler=scaler,
+            divided=True,
+            hook=hooked,
+            **self._options,
+        )
         if self._memory is not None:
-            escort.load_state_dict(self._memory)
-        shadows = Shadows()
+            loop.load_state_dict(self._memory)
+        patches = ObjectPatches()
         for optimizer in trainer.optimizers:
-            shadows.watch_optimizer(optimizer, escort)
-        if guard.training.scaler is not None:
-            shadows.watch_scaler(scaler, escort)
-        shadows.cast(pl_module, "lr_scheduler_step", lambda original: _schedule(original, escort))
-        shadows.cast(trainer, "save_checkpoint", self._save)
-        shadows.cast(trainer.strategy, "remove_checkpoint", self._remove)
-        escort.on_close(shadows.lift)
+            patches.watch_optimizer(optimizer, loop)
+        if loop.guard.training.scaler is not None:
+            patches.watch_scaler(scaler, loop)
+        patches.put(pl_module, "lr_scheduler_step", lambda original: _schedule(original, loop))
+        patches.put(trainer, "save_checkpoint", self._save)
+        patches.put(trainer.strategy, "remove_checkpoint", self._remove)
+        loop.on_close(patches.undo)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self.escort is None:
+        if self.loop is None:
             return
-        if self._make is Guard:  # nanproof run watches the loader itself, and knows the samples
-            about = f"batch {batch_idx:,} of epoch {trainer.current_epoch}"
-            self.escort.guard._post.feed.delivered = lambda: (Delivered(batch=batch, about=about),)
-        self.escort.begin(batch)
+        if self._make is attach:  # nanproof run watches the loader itself, and knows the samples
+            self.loop.data.add(batch, f"batch {batch_idx:,} of epoch {trainer.current_epoch}")
+        self.loop.begin(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        if self.escort is not None:
-            scale = self.escort.guard.training.scale()  # Lightning has multiplied the loss by it
-            self.escort.meet(loss, loss.detach() / scale if scale is not None else None)
+        if self.loop is not None:
+            self.loop.before_backward(loss, self.loop.unscaled(loss))  # Lightning has multiplied it by the scale
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if self.escort is not None:
-            self.escort.passed()
+        if self.loop is not None:
+            self.loop.after_backward()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        if self.escort is not None:
-            self.escort.judge(optimizer)
+        if self.loop is not None:
+            self.loop.judge(optimizer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if self.escort is not None:
-            self.escort.close()
+        if self.loop is not None:
+            self.loop.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.escort.state_dict() if self.escort is not None else None}
+        return {"memory": self.loop.state_dict() if self.loop is not None else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._memory = state_dict["memory"]
 
     def _save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(filepath: Any, *args: Any, **kwargs: Any) -> None:
-            assert self.escort is not None
-            self._withheld = self.escort.blocks_save(filepath, agree=True)
+            assert self.loop is not None
+            self._withheld = self.loop.blocks_save(filepath, agree=True)
             if not self._withheld:
                 original(filepath, *args, **kwargs)
 
@@ -123,10 +123,10 @@ class GuardCallback(Callback):
         return remove
 
 
-def _schedule(original: Callable[..., Any], escort: Escort) -> Callable[..., Any]:
+def _schedule(original: Callable[..., Any], loop: ExternalLoop) -> Callable[..., Any]:
     def lr_scheduler_step(scheduler: Any, metric: Any) -> None:
         owner = getattr(scheduler, "optimizer", None)
-        if escort.advances(scheduler, owner if escort.owns(owner) else None):
+        if loop.advances(scheduler, owner if loop.owns(owner) else None):
             original(scheduler, metric)
 
     return lr_scheduler_step

@@ -13,15 +13,16 @@ from types import FrameType
 from typing import Any
 
 from ..errors import UsageError
-from ..guard import Guard, Policy
-from ..guard.escort import Escort
-from .shadows import Shadows
+from ..guard import Policy
+from ..guard.external import ExternalLoop, attach
+from .deepspeed import EngineGuard, guard_engine
+from .object_patches import ObjectPatches
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
 
-    from .accelerate import escort_accelerator
+    from .accelerate import attach_accelerator
 except ImportError as error:
     raise UsageError("transformers is not installed", hint="pip install 'nanproof[hf]'") from error
 
@@ -36,12 +37,13 @@ class GuardCallback(TrainerCallback, ExportableState):
     def __init__(self, **options: Any) -> None:
         policy = options.get("policy")
         self._options = {**options, "policy": Policy(**policy)} if isinstance(policy, dict) else options
-        self._make: Callable[..., Guard] = Guard
-        self.escort: Escort | None = None
+        self._make: Callable[..., ExternalLoop] = attach
+        self.loop: ExternalLoop | None = None
+        self._engine: EngineGuard | None = None
         self.memory: dict[str, Any] | None = None
 
     @classmethod
-    def made_by(cls, make: Callable[..., Guard]) -> GuardCallback:
+    def made_by(cls, make: Callable[..., ExternalLoop]) -> GuardCallback:
         """A callback whose guard is made by somebody else: `nanproof run` has options and a folder for it."""
         callback = cls()
         callback._make = make
@@ -49,37 +51,42 @@ class GuardCallback(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = _calling_trainer(self)
-        if self.escort is not None:
-            self.escort.close()
-        self.escort = escort = escort_accelerator(
+        if self.loop is not None:
+            self.loop.close()
+        if getattr(trainer, "is_deepspeed_enabled", False):
+            given = {k: v for k, v in self._options.items() if k in ("run_dir", "policy", "records")}
+            self._engine = guard_engine(trainer.model_wrapped, **given)
+            return
+        self.loop = loop = attach_accelerator(
             trainer.accelerator, trainer.model_wrapped, trainer.optimizer, scheduler=trainer.lr_scheduler,
             divided=True, make=self._make, **self._options,
         )  # fmt: skip
         memory = _memory(state)
         if memory is not None and state.global_step > 0:
-            escort.load_state_dict(memory)
-        shadows = Shadows()
+            loop.load_state_dict(memory)
+        patches = ObjectPatches()
         for name in ("_save_checkpoint", "save_model"):
-            shadows.cast(trainer, name, lambda original: _save(original, escort, trainer))
-        escort.on_close(shadows.lift)
+            patches.put(trainer, name, lambda original: _save(original, loop, trainer))
+        loop.on_close(patches.undo)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if control.should_save and self.escort is not None:
+        if control.should_save and self.loop is not None:
             target = Path(args.output_dir or "", f"checkpoint-{state.global_step}")
-            control.should_save = not self.escort.blocks_save(target, agree=True)
+            control.should_save = not self.loop.blocks_save(target, agree=True)
 
     on_epoch_end = on_step_end
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.escort is not None:
-            self.escort.close()
+        for guard in (self.loop, self._engine):
+            if guard is not None:
+                guard.close()
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into a checkpoint."""
         policy = self._options.get("policy")
         plain = {"policy": dataclasses.asdict(policy)} if isinstance(policy, Policy) else {}
         options = {k: str(v) if isinstance(v, Path) else v for k, v in self._options.items()}
-        memory = self.escort.state_dict() if self.escort is not None else None
+        memory = self.loop.state_dict() if self.loop is not None else None
         return {"args": {**options, **plain}, "attributes": {"memory": memory}}
 
 
@@ -103,9 +110,9 @@ def _memory(state: TrainerState) -> dict[str, Any] | None:
     return memory
 
 
-def _save(original: Callable[..., Any], escort: Escort, trainer: Any) -> Callable[..., Any]:
+def _save(original: Callable[..., Any], loop: ExternalLoop, trainer: Any) -> Callable[..., Any]:
     def save(*args: Any, **kwargs: Any) -> Any:
         where = args[0] if args and isinstance(args[0], str) else trainer.args.output_dir
-        return None if escort.blocks_save(where, agree=True) else original(*args, **kwargs)
+        return None if loop.blocks_save(where, agree=True) else original(*args, **kwargs)
 
     return save

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..errors import UsageError
+from .gitignore import Ignored
 from .settings import Settings
 
 SUFFIXES = (".py", ".ipynb")
@@ -17,16 +18,20 @@ SKIPPED = frozenset(
 )  # fmt: skip
 
 
-def find_files(paths: Iterable[Path], settings: Settings, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+def find_files(
+    paths: Iterable[Path], settings: Settings, suffixes: tuple[str, ...] = SUFFIXES, *, gitignore: bool = True
+) -> list[Path]:  # fmt: skip
     """The files to lint, in the order of their names; a file that is named is linted whatever it is called.
 
-    Folders that hold other people's code are passed over unless they are named themselves. Links to folders are not
-    followed, so that a loop of links ends; a file that is reached twice counts once.
+    What `.gitignore` leaves out, and folders that hold other people's code, are passed over unless they are named
+    themselves. Links to folders are not followed, so that a loop of links ends; a file that is reached twice counts
+    once.
     """
     found: dict[Path, Path] = {}
     for path in paths:
         if path.is_dir():
-            for file in _walk(path, settings, suffixes):
+            ignored = Ignored(path) if gitignore else _nothing
+            for file in _walk(path, settings, suffixes, ignored):
                 found.setdefault(_identity(file), file)
         elif os.path.lexists(path):
             if not settings.excludes(path):
@@ -43,12 +48,25 @@ def _identity(path: Path) -> Path:
         return path.absolute()
 
 
-def _walk(folder: Path, settings: Settings, suffixes: tuple[str, ...]) -> Iterator[Path]:
+def _nothing(path: Path, *, folder: bool) -> bool:
+    return False
+
+
+def _walk(
+    folder: Path, settings: Settings, suffixes: tuple[str, ...], ignored: Callable[..., bool]
+) -> Iterator[Path]:  # fmt: skip
     for place, folders, names in os.walk(folder):
         here = Path(place)
         folders[:] = sorted(
-            f for f in folders if f not in SKIPPED and not (settings.exclude and settings.excludes(here / f))
+            f
+            for f in folders
+            if f not in SKIPPED
+            and not (settings.exclude and settings.excludes(here / f))
+            and not ignored(here / f, folder=True)
         )
         for name in sorted(names):
-            if name.endswith(suffixes) and not (settings.exclude and settings.excludes(here / name)):
-                yield here / name
+            file = here / name
+            if not name.endswith(suffixes) or (settings.exclude and settings.excludes(file)):
+                continue
+            if not ignored(file, folder=False):
+                yield file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import codecs
 import io
 import tokenize
 import warnings
@@ -160,6 +161,13 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise Unreadable(f"it cannot be read: {error.strerror or error}") from None
+
+
+def refuse_wide(data: bytes) -> None:
+    """Raise `Unreadable` for UTF-16 and UTF-32, which Python refuses, and in which no word would be found."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
+    if wide or (b"\0" in data[:4] and data[:4].count(b"\0") in (2, 3)):
+        raise Unreadable("it is UTF-16 or UTF-32 text, which Python does not read; save it as UTF-8")
 
 
 def open_document(path: str, data: bytes) -> Document:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePath
 
 from ..collector import without_collector
 from ..records import Finding
-from .document import Document, Shown, Unreadable, open_document, read_bytes
+from .document import Document, Shown, Unreadable, open_document, read_bytes, refuse_wide
 from .edit import IMPOSSIBLE
 from .program import Program
 from .project import TORCH, FileFacts, ProjectFacts
@@ -35,6 +35,8 @@ class Problem:
     """Where it stands in the text of its document."""
     changes: tuple[Change, ...] = ()
     """Its edits, in places of the text."""
+    about: tuple[int, int] | None = None
+    """Where the operation behind it stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class Linter:
         name = str(path)
         try:
             data = read_bytes(path)
+            refuse_wide(data)
             if not mentions_torch(data):
                 return Checked(path=name)
             return self.data(path, data)
@@ -80,7 +83,8 @@ class Linter:
         ignored = self._settings.ignored_in(path) if self._settings.per_file_ignores else frozenset()
         rules = [r for r in self._rules.values() if r.code not in ignored]
         tree = self._program.parsed(path, data)
-        problems = tuple(examine(document, rules, lambda own: self._program.facts(path, own), tree))
+        elsewhere = functools.partial(self._program.trains, path)
+        problems = tuple(examine(document, rules, lambda own: self._program.facts(path, own), tree, elsewhere))
         return Checked(path=name, document=document if problems else None, problems=problems)
 
     def _not_linted(self, name: str, problem: Unreadable) -> Iterator[Problem]:
@@ -94,7 +98,7 @@ def mentions_torch(data: bytes) -> bool:
 
 def examine(
     document: Document, rules: Iterable[Rule], facts: Callable[[FileFacts], ProjectFacts] | None = None,
-    tree: ast.Module | None = None,
+    tree: ast.Module | None = None, elsewhere: Callable[[str], bool | None] | None = None,
 ) -> list[Problem]:  # fmt: skip
     """What the rules find in one document, in the order of the text; its tree is parsed unless it is given."""
     active = list(rules)
@@ -106,6 +110,10 @@ def examine(
         module = Module(document.text, tree or document.parse(), document.path, facts)
     except Unreadable as problem:
         return [_gap(document, 0, problem)] if NOT_LINTED in codes else []
+    if module.foreign:
+        return []
+    if elsewhere is not None:
+        module.trained_elsewhere = elsewhere
     problems = problems if NOT_LINTED in codes else []
     seen: dict[str, bool] = {}
     for rule in active:
@@ -117,7 +125,19 @@ def examine(
         if not rule.words or seen[word]:
             problems += _apply(rule, module, document, tell=RULE_FAILED in codes)
     module.__dict__.clear()  # its caches point back at it; without this a long run would wait for the collector
-    return sorted(problems, key=lambda p: (p.span, p.finding.code))
+    return sorted(_one_per_hazard(problems), key=lambda p: (p.span, p.finding.code))
+
+
+_SPECIFIC = ("NP201", "NP225", "NP206", "NP209", "NP210", "NP211", "NP213", "NP205", "NP203", "NP204")
+"""Of several findings about one operation, the first of these is shown."""
+
+
+def _one_per_hazard(problems: list[Problem]) -> list[Problem]:
+    best: dict[tuple[int, int], int] = {}
+    for p in problems:
+        if p.about is not None and p.finding.code in _SPECIFIC:
+            best[p.about] = min(best.get(p.about, len(_SPECIFIC)), _SPECIFIC.index(p.finding.code))
+    return [p for p in problems if p.about not in best or _SPECIFIC[best[p.about]] == p.finding.code]
 
 
 def _gap(document: Document, offset: int, problem: Unreadable) -> Problem:
@@ -150,7 +170,7 @@ def _apply(rule: Rule, module: Module, document: Document, *, tell: bool) -> lis
     return list(problems.values())
 
 
-@cache
+@functools.cache
 def _in_order(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
@@ -177,7 +197,8 @@ def _problem(found: Found, rule: Rule, module: Module, document: Document) -> Pr
         code=rule.code, path=path, line=line, column=column, message=found.message, help=found.help, edits=whole,
         safe=safe,
     )  # fmt: skip
-    return Problem(finding=finding, span=span, changes=changes)
+    about = _span(found.about, module) if found.about is not None else None
+    return Problem(finding=finding, span=span, changes=changes, about=about)
 
 
 def _span(node: ast.AST, module: Module) -> tuple[int, int]:
@@ -191,7 +212,9 @@ def _span(node: ast.AST, module: Module) -> tuple[int, int]:
 
 def _drops_comment(text: str, change: Change) -> bool:
     """Whether a change would delete a comment; a # in a string counts as well, which errs on the careful side."""
-    return any(c.rstrip() not in change.text for c in _COMMENT.findall(text[change.start : change.end]))
+    return not change.comment and any(
+        c.rstrip() not in change.text for c in _COMMENT.findall(text[change.start : change.end])
+    )
 
 
 def _silenced(found: Found, rule: Rule, module: Module) -> bool:

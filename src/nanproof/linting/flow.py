@@ -15,6 +15,10 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
+# Calls that give out (values, indices): the first name that they are unpacked into holds the values.
+_VALUES_FIRST = {"max", "min", "median", "kthvalue", "mode", "topk", "sort", "cummax", "cummin"}
+
+
 class Binding(NamedTuple):
     """One place where a name gets a value; ``value`` is None when the text does not say which."""
 
@@ -41,17 +45,29 @@ def start(node: ast.AST) -> Place:
     return (node.lineno, node.col_offset)  # type: ignore[attr-defined]
 
 
+def _last(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
 def pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, ast.expr | None]]:
     """The names that an assignment binds, each with its value where that can be told."""
     if isinstance(target, ast.Tuple | ast.List):
         known: list[ast.expr] = value.elts if isinstance(value, ast.Tuple | ast.List) else []
         fits = len(known) == len(target.elts) and not any(isinstance(e, ast.Starred) for e in [*known, *target.elts])
         for i, element in enumerate(target.elts):
-            yield from pairs(element, known[i] if fits else None)
+            first = value if i == 0 and isinstance(value, ast.Call) and _last(value) in _VALUES_FIRST else None
+            yield from pairs(element, known[i] if fits else first)
     elif isinstance(target, ast.Starred):
         yield from pairs(target.value, None)
     elif key := key_of(target):
         yield key, value
+
+
+def _sum(added: ast.AugAssign) -> ast.expr | None:
+    """``n + 1e-8`` for ``n += 1e-8``, where the name holds what it held before."""
+    if not key_of(added.target):
+        return None
+    return ast.copy_location(ast.BinOp(left=added.target, op=added.op, right=added.value), added)
 
 
 class Flow:
@@ -78,7 +94,7 @@ class Flow:
             if noted.value is not None:
                 yield noted, noted.target, noted.value, end(noted)
         for added in nodes(ast.AugAssign):
-            yield added, added.target, None, end(added)
+            yield added, added.target, _sum(added), end(added)
         loops: list[ast.For | ast.AsyncFor] = [*nodes(ast.For), *nodes(ast.AsyncFor)]
         for loop in loops:
             yield loop, loop.target, None, end(loop.iter)
@@ -134,6 +150,44 @@ class Flow:
         else:
             found = self._outer(scope, key)
         return found[0].value if len(found) == 1 else None
+
+    def origins(self, node: ast.AST) -> list[ast.expr]:
+        """Every expression that the name may hold at this place: one from each arm of an ``if`` before it."""
+        key = key_of(node)
+        if not key or self._shadowed(node, key):
+            return []
+        local = self.bindings(self._module.function(node), key)
+        if local and any(b.place <= start(node) for b in local):
+            return [b.value for b in self._alternatives(node, local) if b.value is not None]
+        one = self.value(node)
+        return [one] if one is not None else self.values(node) if key.startswith("self.") else []
+
+    def _alternatives(self, node: ast.AST, found: list[Binding]) -> list[Binding]:
+        """The bindings that can be in force: backwards to the first one that every way leads through."""
+        here = start(node)
+        ancestors = {node, *self._module.parents(node)}
+        chosen: list[Binding] = []
+        for binding in reversed([b for b in found if b.place <= here]):
+            if self._gone(binding, ancestors):
+                continue
+            chosen.append(binding)
+            if self._dominates(binding, ancestors) or self._other_arm(binding, chosen, ancestors):
+                break
+        return chosen
+
+    def _other_arm(self, binding: Binding, chosen: list[Binding], ancestors: set[ast.AST]) -> bool:
+        """Whether both arms of an ``if`` before the place bind the name, so that nothing earlier is left of it."""
+        for outer in self._module.parents(binding.owner):
+            if outer in ancestors or isinstance(outer, _LOOPS):
+                return False
+            if isinstance(outer, ast.If) and outer.orelse:
+                arms = [any(self._within(b.owner, arm) for b in chosen) for arm in (outer.body, outer.orelse)]
+                if all(arms):
+                    return True
+        return False
+
+    def _within(self, node: ast.AST, block: list[ast.stmt]) -> bool:
+        return any(node is s or self._inside(node, s) for s in block)
 
     def values(self, node: ast.AST) -> list[ast.expr]:
         """Every expression that the name may hold: all assignments in the function, else those around it."""

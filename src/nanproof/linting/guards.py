@@ -142,9 +142,21 @@ def _asks(test: ast.expr, keys: set[str], module: Module) -> bool:
     for name in ast.walk(test):
         if key_of(name) in keys and not _about_form(name, module):
             return True
+        if isinstance(name, ast.Name) and _compared(name, module):
+            counted = [n for held in module.origins(name) for n in ast.walk(held) if key_of(n) in keys]
+            if counted and any(_zero(c, module) for c in ast.walk(test) if isinstance(c, ast.Constant)):
+                return True  # `k = min(n, len(kept))`, then `if k != 0`
         if isinstance(name, ast.Subscript) and module.source(name) in keys:
             return True
     return False
+
+
+def _compared(name: ast.Name, module: Module) -> bool:
+    """Whether a name, or ``name.item()``, is compared with something."""
+    above = module.parent(name)
+    if isinstance(above, ast.Attribute) and above.attr == "item":
+        above = module.parent(module.parent(above) or above)
+    return isinstance(above, ast.Compare)
 
 
 def _about_form(name: ast.AST, module: Module) -> bool:

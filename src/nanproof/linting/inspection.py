@@ -11,11 +11,14 @@ from .. import journal
 from ..errors import UsageError
 from ..records import Finding
 from .beside import beside, copies
+from .cache import Cache
 from .configs import ConfigFile, Configs, fix_config, open_shown
 from .discover import CONFIGS, SUFFIXES, find_files
 from .document import Unreadable
 from .engine import Checked, Linter, mentions_torch
 from .fix import Fixed, fix
+from .located import CODE as LOCATED
+from .located import origins, with_origins
 from .settings import choose_rules, settings_for
 
 STDIN = Path("<stdin>")
@@ -44,6 +47,7 @@ class Outcome:
     """What became of repairs once they were written."""
 
     application: journal.Application
+    written: tuple[Path, ...]
     repairs: tuple[Repair, ...]
     after: tuple[Checked, ...]
     """The repaired files, or their copies, linted again."""
@@ -54,32 +58,56 @@ class Inspection:
 
     def __init__(
         self, paths: Iterable[str | os.PathLike[str]], *, select: Iterable[str] = (), ignore: Iterable[str] = (),
-        stdin: bytes | None = None,
+        exclude: Iterable[str] = (), gitignore: bool = True, stdin: bytes | None = None,
+        stdin_name: Path | None = None, cache: bool = False,
     ) -> None:  # fmt: skip
         named = [Path(p) for p in paths]
-        self.stdin = stdin
+        self._named = named
+        self.stdin, self._stdin_name = stdin, stdin_name or STDIN
         around = named if stdin is None else []
-        settings = settings_for(around)
+        settings = settings_for(around or ([stdin_name] if stdin_name else []))
+        settings = replace(settings, exclude=(*settings.exclude, *exclude))
         chosen, dropped = tuple(select) or settings.select, (*settings.ignore, *ignore)
-        found = find_files(around, settings, (*SUFFIXES, *CONFIGS))
+        found = find_files(around, settings, (*SUFFIXES, *CONFIGS), gitignore=gitignore)
         self._sources = [f for f in found if f.suffix not in CONFIGS]
-        self.linter = Linter(self._sources, choose_rules(chosen, dropped), settings)
+        rules = choose_rules(chosen, dropped)
+        self._show_located = any(r.code == LOCATED for r in rules)
+        self.linter = Linter(self._sources, rules, settings)
         code = [f for f in self._sources if f.suffix == ".py"]
         self._configs = Configs([f for f in found if f.suffix in CONFIGS], code, settings, chosen, dropped)
         self.home = journal.home_of(_common(around))
+        keep = cache and stdin is None
+        self._cache = Cache(self.home, self._sources, (r.code for r in rules), settings) if keep else None
 
     @property
     def files(self) -> Sequence[Path]:
         """What is linted: code, notebooks, and configs that are about training."""
-        return [STDIN] if self.stdin is not None else [*self._sources, *self._configs.files]
+        return [self._stdin_name] if self.stdin is not None else [*self._sources, *self._configs.files]
 
     def lint(self) -> Iterator[Checked]:
         """Each file, linted."""
         if self.stdin is not None:
-            yield self.linter.data(STDIN, self.stdin) if mentions_torch(self.stdin) else Checked(path=str(STDIN))
+            name = self._stdin_name
+            yield self.linter.data(name, self.stdin) if mentions_torch(self.stdin) else Checked(path=str(name))
         else:
-            yield from self.linter.run(self._sources)
+            located = origins(p for p in self._named) if self._show_located else {}
+            for checked in self._each():
+                yield with_origins(checked, located) if located else checked
             yield from self._configs.lint()
+
+    def _each(self) -> Iterator[Checked]:
+        """Each source, linted; those that the cache knows to be clean are not read."""
+        cache = self._cache
+        if cache is None:
+            yield from self.linter.run(self._sources)
+            return
+        clean = []
+        fresh = self.linter.run([p for p in self._sources if not cache.is_clean(p)])
+        for path in self._sources:
+            checked = Checked(path=str(path)) if cache.is_clean(path) else next(fresh)
+            clean += [path] if not checked.problems else []
+            yield checked
+        cache.write(clean)
 
     def fix(self, *, unsafe: bool) -> Iterator[tuple[Checked, Fixed | None]]:
         """Each file, linted, with its repair in memory if there is one."""
@@ -97,11 +125,8 @@ class Inspection:
 
     def apply(self, fixed: Sequence[Fixed], *, why: str) -> Outcome:
         """Write the repairs into the files, and look again."""
-        for one in fixed:
-            if one.path.read_bytes() != one.old:
-                raise UsageError(f"{one.path} was edited while it was linted; nothing was written", hint="run it again")
-        changed = {f.path: f.new for f in fixed}
-        application = journal.apply(changed, home=self.home, why=why, details=_details(fixed))
+        changed, seen = {f.path: f.new for f in fixed}, {f.path: f.old for f in fixed}
+        application = journal.apply(changed, home=self.home, why=why, details=_details(fixed), seen=seen)
         return self._outcome(application, fixed, {f.path: f.path for f in fixed}, changed)
 
     def apply_beside(self, fixed: Sequence[Fixed]) -> Outcome:
@@ -137,7 +162,7 @@ class Inspection:
                 compiled=one.path in self._configs.files or _compiles(one.path, one.old),
             )  # fmt: skip
             repairs += [replace(same, finding=f) for f in one.repaired]
-        return Outcome(application=application, repairs=tuple(repairs), after=tuple(after))
+        return Outcome(application=application, written=tuple(expected), repairs=tuple(repairs), after=tuple(after))
 
 
 def _compiles(path: Path, data: bytes) -> bool:

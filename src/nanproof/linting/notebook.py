@@ -11,9 +11,10 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..records import Edit
+from ..records import Edit, Finding
 from .document import Unreadable, compiles, parse
 from .tree import line_starts
 
@@ -120,6 +121,25 @@ class Notebook:
 
     def _cell(self, offset: int) -> Cell:
         return self.cells[max(0, bisect_right([c.offset for c in self.cells], offset) - 1)]
+
+
+def file_place(finding: Finding) -> tuple[str, int, int]:
+    """Path, line and column in the file itself; of a finding in a cell, where the JSON of the notebook has it."""
+    path, mark, number = finding.path.partition(":cell ")
+    if not mark:
+        return finding.path, finding.line, finding.column
+    try:
+        raw = Path(path).read_bytes()
+        book = Notebook(path, raw)
+        cell = next(c for c in book.cells if c.number == int(number))
+        starts = line_starts(cell.text)
+        at = _find(cell, starts[finding.line - 1] + finding.column - 1)
+    except (OSError, Unreadable, StopIteration, ValueError, IndexError):
+        return path, 1, 1  # it has changed since
+    text = raw.decode("utf-8")
+    lines = line_starts(text)
+    line = bisect_right(lines, at)
+    return path, line, at - lines[line - 1] + 1
 
 
 def mask(text: str) -> str:

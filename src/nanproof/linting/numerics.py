@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .flow import key_of
 from .names import dotted
-from .values import called_last, core, made_of, operation
+from .values import called_last, core, cores, made_of, operation
 
 if TYPE_CHECKING:
     from .names import Operation
@@ -41,7 +41,10 @@ def summed(node: ast.expr, module: Module) -> ast.expr | None:
 
     Names and shapes are followed.
     """
-    at = core(node, module)
+    return next((found for at in cores(node, module) if (found := _summed(at, module)) is not None), None)
+
+
+def _summed(at: ast.expr, module: Module) -> ast.expr | None:
     if isinstance(at, ast.Subscript) and isinstance(at.value, ast.Attribute) and at.value.attr == "shape":
         return _counted(at.value.value, module)
     if not isinstance(at, ast.Call):
@@ -71,7 +74,10 @@ def _counted(node: ast.expr, module: Module) -> ast.expr | None:
 
 def probability(node: ast.expr, module: Module) -> Operation | None:
     """The sigmoid or softmax that an expression is, layers such as ``self.softmax = nn.Softmax(1)`` included."""
-    at = core(node, module)
+    return next((found for at in cores(node, module) if (found := _probability(at, module)) is not None), None)
+
+
+def _probability(at: ast.expr, module: Module) -> Operation | None:
     if not isinstance(at, ast.Call):
         return None
     found = module.operation(at)

@@ -34,6 +34,8 @@ class Program:
         self._facts: dict[str, FileFacts] = {}
         self._hints: dict[str, frozenset[bytes]] = {}
         self._parsed: dict[str, tuple[bytes, ast.Module]] = {}
+        self._trained: dict[tuple[str, str], bool] = {}
+        self._modules_read: dict[str, Module | None] = {}
         self._known: dict[tuple[frozenset[str], str], Any] = {}
 
     def facts(self, path: Path, own: FileFacts) -> ProjectFacts:
@@ -78,6 +80,35 @@ class Program:
             self._parsed.pop(next(iter(self._parsed)))
         self._parsed[file] = (document.data, tree)
         return facts_of(Module(document.text, tree, document.path))
+
+    def trains(self, path: Path, name: str) -> bool | None:
+        """Whether a file that imports this one calls its function where it trains; None when this file is alone."""
+        from .purpose import called_in_training
+
+        here = str(path.absolute())
+        if len(self._files) < 2 or here not in self._files:
+            return None
+        if (here, name) not in self._trained:
+            found = False
+            word = name.encode()
+            for file in sorted(self.importers(here) | self.importers(str(path.absolute().parent / "__init__.py"))):
+                module = self._module(file) if file != here and word in read_bytes(self._files[file]) else None
+                if module is not None and called_in_training(name, module):
+                    found = True
+                    break
+            self._trained[here, name] = found
+        return self._trained[here, name]
+
+    def _module(self, file: str) -> Module | None:
+        if file not in self._modules_read:
+            while len(self._modules_read) >= KEPT:
+                self._modules_read.pop(next(iter(self._modules_read)))
+            try:
+                document = open_document(str(self._files[file]), read_bytes(self._files[file]))
+                self._modules_read[file] = Module(document.text, document.parse(), document.path)
+            except Unreadable:
+                self._modules_read[file] = None
+        return self._modules_read[file]
 
     def parsed(self, path: Path, data: bytes) -> ast.Module | None:
         """The tree of a file that was parsed for its facts a short while ago."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from .gradients import Function, callers_of, enclosing, gradless
 from .names import dotted
 from .training import loss_like
 from .values import called_last, made_of
@@ -19,31 +18,26 @@ from .values import called_last, made_of
 if TYPE_CHECKING:
     from .source import Module
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LOSSES = re.compile(
     r"loss|criterion|objective|penalty|elbo|(^|_)(nll|kl|kld|bce|mse|ce)(_|$)|regulari[sz]|diverg", re.I
 )
 _ASIDE = re.compile(
-    r"(^|_)(eval\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|accura\w*|psnr|ssim|miou|fid|rmse|"
+    r"(^|_)(eval(?!uate_(actions?|log))\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|iou|acc|accura\w*|psnr|ssim|miou|fid|rmse|"
     r"mae|plot\w*|draw\w*|show|vis\w*|logging|logger|print\w*|summar\w*|report\w*|debug\w*|diagnos\w*|stats?|"
     r"statistics|monitor\w*|track\w*|analy\w*|bench\w*|profil\w*|collate\w*|augment\w*|preprocess\w*|postprocess\w*|"
     r"prepro\w*|load\w*|save\w*|read\w*|write\w*|export\w*|convert\w*|quanti[sz]e\w*|dequant\w*|init\w*|reset\w*|"
     r"build\w*|setup|make|create|register|generate\w*|sample|sampler|sampling|schedul\w*|warm_?up|anneal\w*|betas?|"
     r"alphas?|sigmas?|timesteps?|lr|seed|getitem|iter|repr|str|len|calibrat\w*|retriev\w*|"
-    r"tokeni[sz]e\w*|download|parse\w*|demo|example)(_|$)|^log(s|ging)?$|^log_"
+    r"tokeni[sz]e\w*|download|parse\w*|demo|example|beam\w*|search\w*|greedy|detect|match\w*|filter\w*)(_|$)|^log(s|ging)?$|^log_"
     r"(metric|stat|image|step|epoch|result|scalar|info|dict|hist|grad|weight|sample|train|val|test|to|every|batch|loss)",
     re.I,
 )
 _ASIDE_CLASS = re.compile(
-    r"metric|meter|evaluat|dataset|dataloader|datamodule|collat|optimi[sz]er|schedul|transform$|augment|callback|"
+    r"metric|meter|evaluat|corrector|langevin|dataset|dataloader|datamodule|collat|optimi[sz]er|schedul|transform$|augment|callback|"
     r"logger|writer|processor|tokeni[sz]er|sampler|environment|(^|_)env$|benchmark|visuali|plot|monitor|observer|"
     r"quanti[sz]|export|(^|_)test|inference|predictor|config|scaler$|normali[sz]er$|buffer$|tracker|adamw?$|sgd$",
     re.I,
-)
-_ASIDE_FILE = re.compile(
-    r"^(torch)?metrics?$|_metrics?$|^eval|^metric_|^test|^infer|^predict|^plot|^visuali|^datasets?$|^data_?loaders?$|"
-    r"^preprocess|^generat|^convert|^export|^demo|^benchmarks?$|^schedulers?$|^optim(izers?)?$|^quantiz"
 )
 _NETWORK = re.compile(r"(Module|Layer|Loss|Model|Network|Net|Block|Head|Encoder|Decoder|Criterion|Attention|Trainer)$")
 _CUTS = {"item", "detach", "tolist", "numpy", "cpu", "argmax", "argmin", "long", "int", "round", "format", "print"}
@@ -59,44 +53,66 @@ _MEASURES = re.compile(
 
 def aside(node: ast.AST, module: Module) -> bool:
     """Whether a place measures, logs, draws, prepares data or has gradients off: nothing is trained through it."""
-    if module.is_test or module.under_no_grad(node):
+    if module.is_test or gradless(node, module):
         return True
-    names = [f.name for f in _functions(node, module)]
+    functions = enclosing(node, module)
     classes = [p.name for p in module.parents(node) if isinstance(p, ast.ClassDef)]
-    if any(_ASIDE_CLASS.search(c) for c in classes):
+    bases = [dotted(b).rpartition(".")[2] for p in module.parents(node) if isinstance(p, ast.ClassDef) for b in p.bases]
+    if any(_ASIDE_CLASS.search(c) for c in [*classes, *bases]):
         return True
-    if any(_LOSSES.search(name) for name in names):
+    if any(_LOSSES.search(f.name) for f in functions) and not any(f.name.startswith("log_") for f in functions):
         return False
-    if any(_ASIDE_FILE.search(part) for part in PurePath(module.path).with_suffix("").parts[-3:]):
-        return True
-    return any(_ASIDE.search(name.strip("_")) for name in names)
+    return any(_ASIDE.search(f.name.strip("_")) for f in functions)
 
 
 def trains(node: ast.AST, module: Module) -> bool:
     """Whether a place is part of a loss, a forward pass or a training step, gradients included."""
-    if aside(node, module):
-        return False
-    functions = list(_functions(node, module))
+    return not aside(node, module) and _trains(node, module, frozenset())
+
+
+def _trains(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
+    functions = enclosing(node, module)
     classes = [p for p in module.parents(node) if isinstance(p, ast.ClassDef)]
     if any(_LOSSES.search(f.name) for f in functions):
         return True
     if not functions:
-        return module.facts.backward and not classes
+        return not classes and any(_differentiates(p, module) for p in module.parents(node) if isinstance(p, _LOOPS))
     if any(is_network(c, module) for c in classes):
         return True
-    return any(_makes_loss(f, module) for f in functions) or _training_file(module)
+    if any(_makes_loss(f, module) for f in functions):
+        return not _before_the_loop(node, functions, module)
+    callers = [c for f in functions if f not in seen for c in callers_of(f, module)]
+    if callers and len(seen) < 6:
+        return any(not aside(c, module) and _trains(c, module, seen | set(functions)) for c in callers)
+    if classes:
+        return False
+    elsewhere = module.trained_elsewhere(functions[-1].name)
+    return elsewhere if elsewhere is not None else True
+
+
+def called_in_training(name: str, module: Module) -> bool | None:
+    """Whether a file calls a function of another one where it trains; None when it never calls it."""
+    calls = module.calls(name)
+    return any(trains(c, module) for c in calls) if calls else None
+
+
+def _before_the_loop(node: ast.AST, functions: list[Function], module: Module) -> bool:
+    """Whether a function trains in a loop and the place is outside of it: data is prepared there, or results shown."""
+    passes = [c for c in module.calls("backward", "manual_backward") if module.function(c) in functions]
+    loops = [p for c in passes for p in module.parents(c) if isinstance(p, _LOOPS)]
+    return bool(loops) and not any(p in loops for p in module.parents(node))
+
+
+def _differentiates(loop: ast.AST, module: Module) -> bool:
+    return any(p is loop for c in module.calls("backward", "manual_backward") for p in module.parents(c))
 
 
 def in_loss(node: ast.AST, module: Module) -> bool:
     """Whether a place is in a function or class that is named as a loss."""
-    functions = list(_functions(node, module))
+    functions = enclosing(node, module)
     klass = module.klass(node)
     named = any(_LOSSES.search(f.name) for f in functions) or (klass is not None and bool(_LOSSES.search(klass.name)))
     return named and trains(node, module)
-
-
-def _functions(node: ast.AST, module: Module) -> Iterator[Function]:
-    return (p for p in module.parents(node) if isinstance(p, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def is_network(klass: ast.ClassDef, module: Module) -> bool:

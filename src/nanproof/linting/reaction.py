@@ -24,6 +24,11 @@ _DEBUGGERS = {"breakpoint", "set_trace", "embed", "post_mortem", "interact"}
 _QUIET = {"zero_grad", "empty_cache", "collect", "synchronize", "step", "update"}
 
 
+def is_report(call: ast.Call) -> bool:
+    """Whether a call tells somebody: prints, logs, writes."""
+    return last_name(call) in ("print", "info", "warning", "warn", "error", "debug", "log", "write", "critical")
+
+
 def arms(node: ast.If, test: NanTest) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """The statements for the bad value, and those for the good one."""
     return (node.body, node.orelse) if test.bad else (node.orelse, node.body)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..records import Finding
 from .document import Shown, Unreadable, open_document
+from .notebook import file_place
 from .tree import line_starts
 
 CONTEXT = 2
@@ -95,8 +96,8 @@ def _lines(text: str) -> list[str]:
 
 def annotation(finding: Finding) -> str:
     """A line that GitHub Actions shows beside the code."""
-    path, _, _ = finding.path.partition(":cell ")
-    where = f"file={_escape(path, value=True)},line={finding.line},col={finding.column}"
+    path, line, column = file_place(finding)
+    where = f"file={_escape(path, value=True)},line={line},col={column}"
     words = finding.message + (f". {finding.help}" if finding.help else "")
     return f"::error {where},title={_escape(finding.code, value=True)}::{_escape(words)}"
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .flow import end, key_of, start
 from .guards import changed_in_place
+from .numerics import named_mask
 from .rule import Change
-from .values import trail
+from .values import called_last, cores, trail
 
 if TYPE_CHECKING:
     from .source import Module
@@ -84,9 +86,30 @@ def _alone(made: ast.Assign, use: ast.expr, module: Module) -> bool:
     return any(module.statement(use) is s or use in ast.walk(s) for s in block)
 
 
+_FLOATS = {
+    "matmul", "bmm", "mm", "einsum", "baddbmm", "softmax", "log_softmax", "linear", "float", "half", "bfloat16", "exp",
+    "log", "sqrt", "tanh", "sigmoid", "div", "cosine_similarity", "norm", "mean", "randn", "rand", "cdist",
+}  # fmt: skip
+_SCORES = re.compile(r"score|logit|attn|attention|weight|energy|sim|dots?$|affinity|^x$|^e$|^w$|^a$|^out|^h$", re.I)
+
+
+def floating(node: ast.expr, module: Module) -> bool:
+    """Whether a value is a float tensor: it comes out of a product, a quotient, a layer; or is called scores."""
+    held = cores(node, module)
+    for part in (inner for at in held for inner in ast.walk(at)):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult | ast.Div):
+            return True
+        if isinstance(part, ast.Call) and (
+            called_last(part, module) in _FLOATS or key_of(part.func).startswith("self.")
+        ):
+            return True
+    named = bool(_SCORES.search(key_of(node).rpartition(".")[2]))
+    return named and not any(isinstance(v, ast.Constant | ast.Compare) for v in held)
+
+
 def fill_with_lowest(scores: ast.expr, filler: ast.expr, module: Module) -> tuple[Change, ...]:
     """``torch.finfo(scores.dtype).min`` in the place of a filler, if the scores have a name to ask."""
-    if not isinstance(scores, ast.Name):
-        return ()
+    if not isinstance(scores, ast.Name) or named_mask(scores.id) or not floating(scores, module):
+        return ()  # torch.finfo raises for whole numbers, and a mask is often made of them
     name, needed = module.spell("torch.finfo")
     return (module.replace(filler, f"{name}({scores.id}.dtype).min"), *needed)

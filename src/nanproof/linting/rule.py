@@ -36,6 +36,8 @@ class Change:
     text: str
     shared: bool = False
     """The same insertion asked for by several findings, such as an import, is made once."""
+    comment: bool = False
+    """It takes out a comment on purpose: one that explains code that goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Found:
     """All or none of them are made."""
     safe: bool = False
     """Whether these edits keep every finite result."""
+    about: ast.AST | None = None
+    """The operation behind it: of several findings about one operation the most specific is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from .. import __version__
 from ..records import Finding
 from .catalogue import everything
+from .notebook import file_place
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -38,11 +39,10 @@ def _result(finding: Finding, rule: int) -> dict[str, Any]:
     artifact = {"uri": _uri(path)}
     words = finding.message + (f". {finding.help}" if finding.help else "")
     place: dict[str, Any] = {"artifactLocation": artifact}
-    if cell:  # a line in a cell is no line of the file
-        place["region"] = {"startLine": 1, "message": {"text": f"cell {cell}, line {finding.line}"}}
+    _, line, column = file_place(finding)
+    place["region"] = {"startLine": line, "startColumn": column}
+    if cell:
         words = f"{words} (cell {cell}, line {finding.line})"
-    else:
-        place["region"] = {"startLine": finding.line, "startColumn": finding.column}
     result: dict[str, Any] = {
         "ruleId": finding.code,
         "ruleIndex": rule,

@@ -23,6 +23,7 @@ from .tree import Scope, Tree
 __all__ = ["Module", "Scope"]
 
 _TORCH = tuple(word.decode() for word in TORCH)
+_OTHERS = {"mxnet", "tensorflow", "jax", "paddle", "mindspore", "keras"}
 _GRADLESS = {"torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode",
              "torch.autograd.grad_mode.no_grad", "torch.autograd.grad_mode.inference_mode"}  # fmt: skip
 
@@ -39,6 +40,8 @@ class Module(Tree):
     ) -> None:
         super().__init__(text, tree, path)
         self._project = project
+        self.trained_elsewhere: Callable[[str], bool | None] = lambda name: None
+        """Whether other files call a function of this one where they train; None when there are no other files."""
         self._called: dict[ast.AST, str] = {}
         self._operations: dict[ast.Call, Operation | None] = {}
 
@@ -203,6 +206,10 @@ class Module(Tree):
         """Every expression that a name (or ``self.x``) is given in its function (or class)."""
         return self.flow.values(node)
 
+    def origins(self, node: ast.AST) -> list[ast.expr]:
+        """Every expression that a name may hold here: one from each arm of an ``if``, or from each turn of a loop."""
+        return self.flow.origins(node)
+
     def uses(self, name: ast.AST | str, scope: ast.AST | None = None) -> list[ast.Name]:
         """The places in a scope (the whole file unless told) where a name is read."""
         wanted = name if isinstance(name, str) else key_of(name)
@@ -242,6 +249,11 @@ class Module(Tree):
     @cached_property
     def uses_torch(self) -> bool:
         return any(word in self.text for word in _TORCH)
+
+    @cached_property
+    def foreign(self) -> bool:
+        """Whether the file is written for another framework and never imports torch or a library on top of it."""
+        return bool(self._roots & _OTHERS) and not any(word in root for root in self._roots for word in _TORCH)
 
     @cached_property
     def is_test(self) -> bool:

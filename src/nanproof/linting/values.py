@@ -52,6 +52,17 @@ def core(node: ast.expr, module: Module) -> ast.expr:
     return trail(node, module)[-1]
 
 
+def cores(node: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
+    """What an expression may hold: its `core`, and behind a name that several branches set, one for each branch."""
+    at = core(node, module)
+    if key_of(at) and depth < 4:
+        held = [found for one in module.origins(at) for found in cores(one, module, depth + 1)]
+        return held or [at]
+    if isinstance(at, ast.IfExp) and depth < 4:
+        return [found for one in (at.body, at.orelse) for found in cores(one, module, depth + 1)]
+    return [at]
+
+
 def _inner(node: ast.expr, module: Module) -> ast.expr | None:
     if isinstance(node, ast.Name) or key_of(node):
         return module.value(node)
@@ -94,18 +105,19 @@ def made_of(node: ast.AST, module: Module, limit: int = 600, *, indices: bool = 
     queue: list[ast.AST] = [node]
     seen: set[ast.AST] = set()
     while queue and limit > 0:
-        for child in _walk(queue.pop(0), indices):
+        for child in nodes_of(queue.pop(0), indices):
             limit -= 1
             yield child
             if key_of(child):
                 held = module.value(child)
-                for one in [held] if held is not None else module.values(child):
+                for one in [held] if held is not None else module.origins(child) or module.values(child):
                     if one not in seen:
                         seen.add(one)
                         queue.append(one)
 
 
-def _walk(node: ast.AST, indices: bool) -> Iterator[ast.AST]:
+def nodes_of(node: ast.AST, indices: bool) -> Iterator[ast.AST]:
+    """The nodes of an expression, what stands in ``x[…]`` only with ``indices``."""
     if indices:
         yield from ast.walk(node)
         return

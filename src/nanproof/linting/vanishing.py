@@ -6,8 +6,8 @@ import ast
 from typing import TYPE_CHECKING
 
 from .flow import key_of
-from .guards import lower_bound
-from .values import SAME, called_last, core, made_of, number, operation, scalar
+from .guards import lower_bound, small_constant
+from .values import SAME, called_last, core, cores, made_of, number, operation, scalar
 
 if TYPE_CHECKING:
     from .source import Module
@@ -26,7 +26,7 @@ def squared(node: ast.expr, module: Module, depth: int = 0) -> bool:
     if name in ("square", "square_"):
         return True
     if name == "pow" and rest:
-        return number(rest[0], module) in (2.0, 4.0)
+        return number(rest[0], module) in (2.0, 4.0) and not _shifted_off_zero(first, module)
     if name in ("mul", "multiply") and first is not None and rest:
         same = ast.dump(first) == ast.dump(rest[0]) and not scalar(first, module)
         return same or squared(first, module, depth + 1) or squared(rest[0], module, depth + 1)
@@ -35,9 +35,20 @@ def squared(node: ast.expr, module: Module, depth: int = 0) -> bool:
     return False
 
 
+def _shifted_off_zero(base: ast.expr | None, module: Module) -> bool:
+    """``(x + eps) ** 2``: what is 0 by symmetry is not 0 here."""
+    at = core(base, module) if base is not None else None
+    if not (isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add)):
+        return False
+    return any(small_constant(s, module) and (number(s, module) or 0.0) < 0.1 for s in (at.left, at.right))
+
+
 def vanishes(node: ast.expr, module: Module, depth: int = 0) -> str:
     """Why an operand can be exactly zero, in words, or ""."""
-    at = core(node, module)
+    return next((why for at in cores(node, module) if (why := _vanishes(at, module, depth))), "")
+
+
+def _vanishes(at: ast.expr, module: Module, depth: int) -> str:
     if isinstance(at, ast.Call) and _is_mse(at, module):
         return "a mean of squares"
     found = operation(at, module)
@@ -54,6 +65,12 @@ def vanishes(node: ast.expr, module: Module, depth: int = 0) -> str:
         return "a value clamped to zero" if lower_bound(at, module) == 0 else ""
     if name in ("add", "mul", "div", "sub") and rest:
         return _vanishing_pair(name, first, rest[0], module, depth + 1)
+    if (
+        name in ("matmul", "mm", "bmm", "conv1d", "conv2d")
+        and rest
+        and any(squared(e, module) for e in (first, rest[0]))
+    ):
+        return "a weighted sum of squares"
     if name in ("sum", "mean"):
         return vanishes(first, module, depth + 1)
     return ""

@@ -1,4 +1,4 @@
-"""Playing an incident again in a new process, with the user's own code."""
+"""Replay an incident in a new process, with the user's own code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..location import Location
 from .bundle import Bundle, read_bundle
 from .find import locate
-from .location import Location
 from .precision import in_precision
-from .replay import Scene, run_step
-from .trace import kind_of
+from .replay import run_step
+from .sandbox import Sandbox
+from .values import kind_of
 
 
 def load_function(spec: str, what: str) -> Callable[..., Any]:
@@ -33,11 +35,27 @@ def load_function(spec: str, what: str) -> Callable[..., Any]:
     hint = f"write FILE:FUNCTION or MODULE:FUNCTION, {what}"
     if not file or not name:
         raise UsageError(f"{spec!r} names no function", hint=hint)
-    function = getattr(_module(file, hint), name, None)
+    with clean_arguments(file):
+        function = getattr(_module(file, hint), name, None)
     if not callable(function):
         raise UsageError(f"{file} has no function {name!r}", hint=hint)
     found: Callable[..., Any] = function
     return found
+
+
+@contextmanager
+def clean_arguments(script: str) -> Iterator[None]:
+    """A block in which ``sys.argv`` is that of the script alone: argparse must not read ours."""
+    before, sys.argv = sys.argv, [script]
+    try:
+        yield
+    except SystemExit as error:
+        raise UsageError(
+            f"{script} ended while it was loaded (exit code {error.code})",
+            hint='give every argument a default, and keep the training below if __name__ == "__main__"',
+        ) from error
+    finally:
+        sys.argv = before
 
 
 def _module(name: str, hint: str) -> ModuleType:
@@ -50,6 +68,7 @@ def _module(name: str, hint: str) -> ModuleType:
             raise UsageError(f"{name!r} cannot be imported: {error}", hint=hint) from None
     if not path.is_file():
         raise UsageError(f"there is no file {name!r}", hint=hint)
+    # a script imports the modules beside it, and reads its own arguments only
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -66,7 +85,10 @@ def load_factory(spec: str) -> Callable[[Any], tuple[nn.Module, Callable[[], Any
 
 
 def play_again(
-    folder: str | Path, factory: Callable[[Any], tuple[nn.Module, Callable[[], Any]]], precision: str | None = None
+    folder: str | Path,
+    factory: Callable[[Any], tuple[nn.Module, Callable[[], Any]]],
+    precision: str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Location:
     """Replay an incident from disk: where it fails, or what differs if it does not.
 
@@ -74,14 +96,25 @@ def play_again(
     ("float32" or "float64") the step is played in that format, to learn whether precision alone explains it.
     """
     bundle = read_bundle(Path(folder))
-    model, step = factory(bundle.batch)
+    with clean_arguments(getattr(factory, "__module__", "")):
+        model, step = _made(factory, bundle.batch)
     bundle.set_up(model)
     if precision is not None:
         return _in_other_precision(model, step, bundle, precision)
-    found = locate(step, model=model, batch=bundle.batch)
+    found = locate(step, model=model, batch=bundle.batch, progress=progress)
     if found.reproduced:
         return found
     return dataclasses.replace(found, notes=(*found.notes, *differences(bundle)))
+
+
+def _made(factory: Callable[..., Any], batch: Any) -> tuple[nn.Module, Callable[[], Any]]:
+    made = factory(batch)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module) or not callable(made[1]):
+        raise UsageError(
+            f"{getattr(factory, '__name__', 'the factory')} returned {type(made).__name__}, not (model, step_fn)",
+            hint="return the model and a function that computes the loss from it",
+        )
+    return made
 
 
 def differences(bundle: Bundle) -> tuple[str, ...]:
@@ -97,8 +130,8 @@ def differences(bundle: Bundle) -> tuple[str, ...]:
 
 
 def _in_other_precision(model: nn.Module, step: Callable[[], Any], bundle: Bundle, precision: str) -> Location:
-    scene = Scene(model, bundle.batch)
-    with scene.kept(), in_precision(model, getattr(torch, precision)) as mode:
+    sandbox = Sandbox(model, bundle.batch)
+    with sandbox.kept(), in_precision(model, getattr(torch, precision)) as mode:
         loss = run_step(step)
         loss.backward()  # type: ignore[no-untyped-call]
         bad = kind_of(loss) or any(map(kind_of, mode.gradients()))

@@ -1,4 +1,4 @@
-"""An incident's folder, read back: enough of a bad step to play it again in another process."""
+"""An incident's folder, read back: enough of a bad step to replay it in another process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..errors import FormatError, UsageError
+from ..errors import UsageError
 from ..records import Incident
 from ..rng import set_random_states
+from .incidents import read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,7 @@ class Bundle:
 
 def read_bundle(folder: Path) -> Bundle:
     """Read an incident's folder; nothing in it is executed."""
-    record = folder / "incident.json"
-    if not record.is_file():
-        raise UsageError(f"{folder} is no incident", hint="give a folder below run_dir/incidents")
-    try:
-        incident = Incident.from_json(json.loads(record.read_text()))
-    except ValueError as error:
-        raise FormatError(f"{record} cannot be read: {error}") from error
+    incident = read_record(folder)
     tensors = _tensors(folder / "batch.safetensors")
     outline = folder / "batch.json"
     batch = _rebuild(json.loads(outline.read_text()), tensors) if outline.is_file() else None

@@ -1,21 +1,33 @@
-"""`locate`: play the step again, find the first bad operation, say why, and prove it."""
+"""`locate`: replay the step, find the first bad operation, say why, and prove it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
-from .blame import blame, passes_meant, relevant_parents
-from .location import Location, Phase, code_frame
-from .mechanism import mechanism_of
-from .patch import Patch
-from .precision import in_precision
-from .replay import Scene, batch_tensors, bind, play_step, run_step
-from .trace import Event, Trace, key_of, kind_of
+from ..errors import UsageError
+from ..location import Location, Phase, call_name, code_frame
+from ..losses import Losses
+from .blame import Blame, Blamer, relevant_parents
+from .collectives import CollectiveRefused, has_peers, no_collectives
+from .mechanism import forward_op, mechanism_of, vanished_eps
+from .patch import Neutralize, Patch
+from .precision import finite_in_float64
+from .replay import Replay, bind
+from .sandbox import Sandbox
+from .suspect import suspect_commit
+from .trace import Event, Trace
+from .update import writer_of
+from .values import INF, floats_in, frames_of, key_of, kind_of, library_frames, own_frame, source_of
 
 
 def locate(
@@ -26,6 +38,10 @@ def locate(
     max_bytes: int = 256 << 20,
     verify: bool = True,
     lockstep: bool = False,
+    loss_weights: Mapping[str, float] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: float | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Location:
     """Find the operation that makes a step's loss or gradients non-finite.
 
@@ -35,159 +51,375 @@ def locate(
     >>> location.mechanism, location.op, location.verified
     ('pole', 'log', True)
 
-    ``step_fn()`` or ``step_fn(model, batch)`` returns the loss; it must not call backward. Model, gradients,
-    random states and batch are left as they were. ``max_bytes`` caps the evidence that is kept. ``lockstep``
-    plays forward and backward exactly once whatever is found, so that ranks can do it together.
+    ``step_fn()`` or ``step_fn(model, batch)`` returns the loss, or runs backward itself. Everything is left as it
+    was: the model and other modules that the step uses, gradients, random states, the batch.
+
+    ``max_bytes`` caps the evidence that is kept. ``lockstep`` says that all ranks replay together, forward and
+    backward exactly once; without it a replay refuses to communicate. ``loss_weights`` are the weights of named
+    losses, ``optimizer`` explains a bad parameter, and ``loss`` is what the original step gave: a replay that
+    gives another is told as such. ``progress`` is called with what is being done.
     """
     step = bind(step_fn, model, batch)
-    scene = Scene(model, batch)
-    with scene.kept(), torch.compiler.set_stance("force_eager"):
-        trace, loss, sinks = _play(step, scene, batch, max_bytes, lockstep)
-        scene.complain()
-        if not sinks:
-            return Location(reproduced=False, notes=_what_differs(loss))
-        found = blame(trace.events, sinks)
-        if not found.origins:
-            return Location(
-                reproduced=True, notes=("a bad value came from outside the step and could not be followed",)
-            )
-        places = [_place(trace.events, o) for o in found.origins]
-        primary = dataclasses.replace(
-            places[0], chain=_way(found.chain, loss), also=tuple(places[1:5]), component=trace.component
-        )
-        if lockstep:
-            return primary
-        if primary.mechanism in ("pole", "invalid") and primary.phase != "leaf" and _good_in_float64(step, scene):
-            why = f"{primary.why}; the whole step is finite in float64: a value was lost before"
-            primary = dataclasses.replace(primary, mechanism="underflow", why=why)
-        if verify:
-            healed, patch = _verified(step, scene, batch, found.origins)
-            more = () if healed else _behind(step, scene, batch, max_bytes, found.origins[0], patch)
-            known = {(p.file, p.line) for p in (primary, *primary.also)}
-            fresh = tuple(m for m in more if (m.file, m.line) not in known)
-            primary = dataclasses.replace(primary, verified=healed, also=(*primary.also, *fresh)[:6])
-        return primary
-
-
-def _behind(
-    step: Callable[[], Any], scene: Scene, batch: Any, max_bytes: int, first: Event, patch: Patch | None
-) -> list[Location]:
-    """Origins that show only when the first one is out of the way."""
-
-    def look() -> list[Location]:
-        trace, _, sinks = _play(step, scene, batch, max_bytes, False, patch)
-        return [_place(trace.events, o) for o in blame(trace.events, sinks).origins]
-
-    if first.phase == "leaf":
-        return scene.healed(first.leaf, batch, look)
-    return look() if patch is not None else []
-
-
-def _play(
-    step: Callable[[], Any], scene: Scene, batch: Any, max_bytes: int, lockstep: bool, patch: Patch | None = None
-) -> tuple[Trace, Tensor, list[int]]:
-    """One traced pass; the events that the bad loss or gradients came from."""
-    scene.reset()
-    trace = Trace(scene.model, _leaves(scene.model, batch), max_bytes=max_bytes, patch=patch)
-    with trace:
-        played = play_step(step)
-    loss = played.loss
-    trace.component = next((name for name, term in played.terms.items() if kind_of(term)), "")
-    bad_loss = [trace.producer[key_of(loss)]] if kind_of(loss) and key_of(loss) in trace.producer else []
-    if kind_of(loss) and not lockstep:
-        return trace, loss, bad_loss
-    if loss.grad_fn is not None:
-        trace.graph.learn(loss.grad_fn)
-        with trace:
-            loss.backward()  # type: ignore[no-untyped-call]
-    if bad_loss:
-        return trace, loss, bad_loss
-    if trace.sinks:  # several ranks: what this rank itself sent into a reduction
-        return trace, loss, trace.sinks
-    if lockstep:
-        return trace, loss, []  # bad gradients without a bad value of this rank's own came from another rank
-    bad = [p.grad for p in scene.model.parameters() if p.grad is not None and kind_of(p.grad)]
-    bad += [t.grad for _, t in batch_tensors(batch) if t.grad is not None and kind_of(t.grad)]
-    return trace, loss, sorted({trace.producer[key_of(g)] for g in bad if key_of(g) in trace.producer})
-
-
-def _leaves(model: nn.Module, batch: Any) -> list[tuple[str, Tensor]]:
-    named = [(f"parameter {n}", p.detach()) for n, p in model.named_parameters()]
-    named += [(f"buffer {n}", b) for n, b in model.named_buffers() if b.is_floating_point()]
-    return named + [(n, t) for n, t in batch_tensors(batch) if t.is_floating_point() or t.is_complex()]
-
-
-def _place(events: list[Event], event: Event) -> Location:
-    file, line, function = event.frames[0] if event.frames else ("", 0, "")
-    meant = any(passes_meant(events, p) for p in relevant_parents(events, event))
-    mechanism, why = mechanism_of(event, meant)
-    phase: Phase = event.phase  # type: ignore[assignment]
-    if event.phase == "forward" and event.parents and all(p == -1 for _, p in event.parents) and not meant:
-        phase, mechanism = "outside", "outside-dispatcher"
-        why = f"an input of {event.op} was bad already, and no torch operation made it so"
-    leaf = event.leaf
-    if leaf and event.output is not None and event.output.first_bad is not None:
-        leaf = f"{leaf}{list(event.output.first_bad)}"
-    return Location(
-        reproduced=True, phase=phase, op=event.op, file=file, line=line, function=function,
-        code=tuple(code_frame(file, line)), module=event.module,
-        mechanism=mechanism, why=why, inputs=tuple(event.inputs), outputs=(event.output,) if event.output else (),
-        leaf=leaf,
-    )  # fmt: skip
-
-
-def _way(chain: list[Event], loss: Tensor) -> tuple[str, ...]:
-    names = [e.op or e.leaf for e in chain]
-    short = [n for i, n in enumerate(names) if i == 0 or n != names[i - 1]]
-    return (*short, "loss" if kind_of(loss) else "gradient")
-
-
-def _verified(
-    step: Callable[[], Any], scene: Scene, batch: Any, origins: list[Event]
-) -> tuple[bool | None, Patch | None]:
-    """Whether the step is finite when only the first origin is neutralised, and how; None when it cannot be.
-
-    What a good value would have been is not known, so several are tried: zero, one, a large one; first in this
-    operation alone, then wherever its line runs (a loop, a module used twice).
-    """
-    first = origins[0]
-    if first.phase == "leaf":
-        return scene.healed(first.leaf, batch, lambda: _finite(step, scene, None)), None
-    if first.call < 0:
-        return None, None
-    frame = tuple(first.frames[:1])
-    for whole_line, fill in ((False, 0.0), (False, 1.0), (True, 0.0), (True, 1.0), (True, 1e30)):
-        patch = Patch(call=first.call, seq=first.seq, op=first.op, frame=frame, whole_line=whole_line, fill=fill)
-        if _finite(step, scene, patch):
-            return True, patch
-    return False, Patch(call=first.call, seq=first.seq, op=first.op, frame=frame, whole_line=True, fill=1.0)
-
-
-def _finite(step: Callable[[], Any], scene: Scene, patch: Patch | None) -> bool:
-    """Whether the step, with a patch, gives a finite loss and finite gradients."""
-    scene.reset()
-    with Trace(scene.model, [], patch=patch):
-        loss = run_step(step)
-        if loss.grad_fn is not None:
-            loss.backward()  # type: ignore[no-untyped-call]
-    return not kind_of(loss) and not any(kind_of(p.grad) for p in scene.model.parameters() if p.grad is not None)
-
-
-def _good_in_float64(step: Callable[[], Any], scene: Scene) -> bool:
-    scene.reset()
+    alone = no_collectives(model) if not lockstep else nullcontext()
     try:
-        with in_precision(scene.model, torch.float64) as mode:
-            loss = run_step(step)
-            if loss.grad_fn is not None:
-                loss.backward()  # type: ignore[no-untyped-call]
-            return not kind_of(loss) and not any(map(kind_of, mode.gradients()))
-    except Exception:
-        return False  # code that insists on its dtype gives no answer
+        with alone, _eager(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the step has given its warnings already
+            sandbox = Sandbox(model, batch, step_fn)  # inside: it must not put back what the replay needs
+            search = _Search(step, sandbox, max_bytes, loss_weights, optimizer, loss, progress)
+            with sandbox.kept():
+                return search.together() if lockstep else search.run(verify)
+    except CollectiveRefused as refused:
+        return Location(reproduced=False, notes=(f"not located on several ranks: {refused.message}",))
 
 
-def _what_differs(loss: Tensor) -> tuple[str, ...]:
-    return (
-        f"loss {float(loss.detach()):.6g}, all gradients finite",
-        "if it failed before: the batch, the random states, the weights, the device or the versions differ now,",
-        "or only compiled code fails (the replay runs eagerly)",
-    )
+def _eager() -> AbstractContextManager[Any]:
+    """Compiled code runs eagerly; importing the compiler for that would take longer than the replay."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+class _Search:
+    """One call of `locate`."""
+
+    def __init__(
+        self, step: Callable[[], Any], sandbox: Sandbox, max_bytes: int, weights: Mapping[str, float] | None,
+        optimizer: torch.optim.Optimizer | None, expected: float | None, progress: Callable[[str], None] | None,
+    ) -> None:  # fmt: skip
+        self._say = progress or (lambda _: None)
+        self.step, self.sandbox = step, sandbox
+        self._max_bytes, self._weights = max_bytes, weights
+        self._optimizer, self._expected = optimizer, expected
+        self._differentiates = False
+        self._trace: Trace | None = None
+        self._raised = ""
+        """What the step itself raises, when a bad value ends it before there is a loss."""
+
+    def together(self) -> Location:
+        """All ranks replay at once: exactly one forward and one backward."""
+        trace, losses, sinks = self._traced(lockstep=True)
+        return self._told(trace, losses, sinks) if sinks else self._nothing(losses)
+
+    def run(self, verify: bool) -> Location:
+        try:
+            trace, losses, sinks = self._traced()
+        except UsageError as error:
+            if not self._raises():
+                return self._by_modules(error)
+            trace, losses, sinks = self._before_error(error)
+        self.sandbox.complain()
+        if not sinks:
+            return self._not_reproduced(losses)
+        found = self._told(trace, losses, sinks)
+        if not found.line and not found.leaf:
+            return found
+        primary = self._blame.origins[0]
+        try:
+            found, primary = self._before_zero(trace, found, primary)
+            found = self._widened(found, primary)
+            return self._proved(found, primary) if verify else found
+        except CollectiveRefused:
+            raise
+        except Exception as error:  # the answer stands; only its proof could not be had
+            note = f"not verified: replaying the step again failed ({type(error).__name__}: {error})"
+            return dataclasses.replace(found, notes=(*found.notes, note))
+
+    def _raises(self) -> bool:
+        """Whether the step raises by itself too, and not only while every operation is looked at."""
+        self.sandbox.reset()
+        try:
+            Replay(self.step, self.sandbox, self._weights).forward()
+        except UsageError:
+            return True
+        return False
+
+    def _before_error(self, error: UsageError) -> tuple[Trace, Losses, list[int]]:
+        """A step that raises because of a bad value (multinomial, a check of arguments): the last one that it made."""
+        trace = self._trace
+        blamer = Blamer(trace.events) if trace is not None else None
+        bad = [e.number for e in (trace.events if trace else ()) if blamer and not blamer.is_intentional(e.number)]
+        if trace is None or not bad:
+            raise error
+        self._raised = error.message.partition("\n")[0]
+        return trace, Losses(total=torch.tensor(math.nan), components={}), bad[-1:]
+
+    def _by_modules(self, error: UsageError) -> Location:
+        """A step that runs, but not while every operation is looked at: the first module with a bad output."""
+        self.sandbox.reset()
+        names = {id(m): n or type(m).__name__ for n, m in self.sandbox.model.named_modules()}
+        bad: list[nn.Module] = []
+
+        def look(module: nn.Module, _: Any, out: Any) -> None:
+            if id(module) in names and any(map(kind_of, floats_in(out))):
+                bad.append(module)
+
+        hook = register_module_forward_hook(look)
+        try:
+            losses = Replay(self.step, self.sandbox, self._weights).forward()
+        finally:
+            hook.remove()
+        notes = (f"only modules were looked at: under a trace {error.message}",)
+        if not bad:
+            where = "after the model" if kind_of(losses.total) else "nowhere in the forward pass"
+            return Location(
+                reproduced=bool(kind_of(losses.total)), notes=(*notes, f"the first bad value arises {where}")
+            )
+        file, line = source_of(bad[0])
+        return Location(
+            reproduced=True, phase="forward", op=type(bad[0]).__name__, file=file, line=line, function="forward",
+            module=names[id(bad[0])], why="the first module with a bad output", code=tuple(code_frame(file, line)),
+            notes=notes,
+        )  # fmt: skip
+
+    def _traced(self, lockstep: bool = False, fill_empty: bool = False) -> tuple[Trace, Losses, list[int]]:
+        """One traced pass; the events that the bad loss or gradients came from."""
+        self._say("replaying the step, looking at every operation")
+        self.sandbox.reset()
+        trace = Trace(self.sandbox.model, self.sandbox.leaves(), max_bytes=self._max_bytes, fill_empty=fill_empty)
+        self._trace = trace
+        replay = Replay(self.step, self.sandbox, self._weights)
+        replay.learn = trace.graph.learn
+        with trace:
+            losses = replay.forward()
+        self._differentiates = replay.differentiates
+        loss = losses.total
+        bad_loss = kind_of(loss) > 0
+        if not bad_loss or lockstep:
+            with trace:
+                replay.backward(losses)
+        if bad_loss:
+            return trace, losses, self._producers(trace, [(loss, loss)])
+        if trace.sinks or lockstep:  # several ranks: what this rank itself sent into a reduction
+            return trace, losses, trace.sinks
+        bad = [(leaf, g) for leaf, g in replay.gradients() if kind_of(g)]
+        bad += [(t, t.grad) for _, t in self.sandbox.tensors if t.grad is not None and kind_of(t.grad)]
+        return trace, losses, self._producers(trace, bad)
+
+    def _producers(self, trace: Trace, bad: list[tuple[Tensor, Tensor]]) -> list[int]:
+        found = set()
+        for leaf, value in bad:
+            key = key_of(value)
+            found.add(trace.producer[key] if key in trace.producer else trace.orphan(leaf, value))
+        return sorted(found)
+
+    def _told(self, trace: Trace, losses: Losses, sinks: list[int]) -> Location:
+        blamer = Blamer(trace.events)
+        found = self._blame = blamer.blame(sinks)
+        if not found.origins:
+            return Location(reproduced=True, notes=("the bad value came from outside the step and cannot be followed",))
+        places = [self._place(trace, blamer, found, origin) for origin in found.origins]
+        first = places[0]
+        component = next((name for name, term in losses.components.items() if kind_of(term)), "")
+        if not kind_of(losses.total) and _left_out(found.chain):
+            why = "the forward leaves this value out, so its gradient is exactly 0, and 0 · inf has no value"
+            first = dataclasses.replace(first, mechanism="where-gradient", why=f"{why}; {first.why}")
+        notes = [*first.notes, *([f"after it {self._raised}"] if self._raised else self._differs(losses))]
+        if trace.skipped:
+            names = ", ".join(sorted(trace.skipped)[:4])
+            notes.append(f"not looked at, because they cannot be read: {names}")
+        end = "error" if self._raised else "loss" if kind_of(losses.total) else "gradient"
+        return dataclasses.replace(
+            first, chain=_way(found.chain, end), also=tuple(places[1:5]), component=component,
+            notes=tuple(notes), commit=suspect_commit(first.file, first.line),
+        )  # fmt: skip
+
+    def _place(self, trace: Trace, blamer: Blamer, found: Blame, event: Event) -> Location:
+        parents = relevant_parents(event)
+        intentional = bool(parents) and all(blamer.is_intentional(p) for p in parents)
+        mechanism, why = mechanism_of(event, intentional)
+        arrived = event.phase in ("leaf", "outside", "uninitialized")
+        site = event.site
+        if arrived and not site.stack:  # a value from outside is shown where it enters
+            site = next((e.site for e in trace.events if event.number in (p for _, p in e.parents)), site)
+        frames = frames_of(site.stack)
+        own = own_frame(site.stack)
+        file, line, function = frames[own] if frames else ("", 0, "")
+        notes = []
+        if event.number in found.masks:
+            mask = found.masks[event.number]
+            origin = frames_of(mask.site.stack)[own_frame(mask.site.stack)] if mask.site.stack else None
+            said = (
+                f"{call_name(mask.op)} at {origin[0]}:{origin[1]}" if origin else mask.leaf or "a tensor made elsewhere"
+            )
+            notes.append(f"the mask comes from {said}")
+        leaf = event.leaf
+        if leaf and event.output is not None and event.output.first_bad is not None:
+            leaf = f"{leaf}{list(event.output.first_bad)}"
+        if leaf.startswith("parameter") and self._optimizer is not None:
+            parameter = next((p for p in self.sandbox.trained() if self.sandbox.names().get(id(p)) == event.leaf), None)
+            said = writer_of(parameter, self._optimizer) if parameter is not None else ""
+            why = f"{why}; {said}" if said else why
+        phase: Phase = {"uninitialized": "outside"}.get(event.phase, event.phase)  # type: ignore[assignment]
+        op = forward_op(event)
+        return Location(
+            reproduced=True, phase=phase, op=call_name(op) if op.endswith("Backward0") else op,
+            file=file, line=line, function=function,
+            stack=library_frames(site.stack), code=tuple(code_frame(file, line)),
+            module=site.module, mechanism=mechanism, why=why, inputs=tuple(event.inputs),
+            outputs=(event.output,) if event.output else (), leaf=leaf, notes=tuple(notes),
+        )  # fmt: skip
+
+    def _before_zero(self, trace: Trace, found: Location, origin: Event) -> tuple[Location, Event]:
+        """An overflow that was divided away (x / inf is 0) may be behind a zero that something stumbles over."""
+        blamer = Blamer(trace.events)
+        if origin.swallowed < 0 or origin.parents or blamer.is_intentional(origin.swallowed):
+            return found, origin
+        chain, source = [trace.events[origin.swallowed]], trace.events[origin.swallowed]
+        while parents := relevant_parents(source):
+            source = trace.events[parents[0]]
+            chain.insert(0, source)
+        if blamer.is_intentional(source.number) or not self._healed(source)[0]:
+            return found, origin
+        place = self._place(trace, blamer, self._blame, source)
+        note = (
+            f"it vanishes into a zero on the way: {call_name(found.op)} at {found.file}:{found.line} stumbles over that"
+        )
+        path = tuple(e.op for e in chain) + found.chain
+        notes = (*place.notes, *found.notes, note)
+        return dataclasses.replace(
+            place, chain=path, component=found.component, notes=notes, commit=suspect_commit(place.file, place.line)
+        ), source
+
+    def _widened(self, found: Location, origin: Event) -> Location:
+        """Tell a pole from a value that was rounded to zero before it: is the operand another in float64?"""
+        if found.mechanism not in ("pole", "invalid") or found.phase not in ("forward", "backward"):
+            return found
+        self._say("replaying the forward pass in float64")
+        self.sandbox.reset()
+        if not finite_in_float64(self.step, self.sandbox.model, origin, keep_grad=self._differentiates):
+            return found
+        eps = vanished_eps(origin)
+        why = f"{found.why}; in float64 it is finite: " + (eps or "a value was rounded before")
+        return dataclasses.replace(found, mechanism="underflow", why=why)
+
+    def _proved(self, found: Location, origin: Event) -> Location:
+        healed, patch = self._healed(origin)
+        known = {(p.file, p.line) for p in (found, *found.also)}
+        more: list[Location] = []
+        if healed is False:
+            more = [p for p in self._behind(origin, patch) if (p.file, p.line) not in known]
+        notes = found.notes
+        if healed and origin.op.startswith("_scaled_dot_product"):
+            notes = (*notes, *self._other_kernel())
+        proved = healed
+        if healed and (found.phase == "outside" or self._differs_from_original):
+            proved = None if found.phase == "outside" else False
+        return dataclasses.replace(found, verified=proved, also=(*found.also, *more)[:6], notes=notes)
+
+    def _healed(self, origin: Event) -> tuple[bool | None, Patch | None]:
+        """Whether the step is finite when only the origin is repaired, and how; None when it cannot be tried.
+
+        What a good value would have been is not known, so several are tried: zero, one, a large one; first in
+        this operation alone, then wherever its line runs (a loop, a module used twice).
+        """
+        if origin.phase in ("leaf", "outside") and origin.leaf:
+            return self.sandbox.repaired(origin.leaf, lambda: self._finite(())), None
+        if origin.call < 0:
+            return None, None
+        frames = frames_of(origin.site.stack)
+        place = frames[0][:2] if frames else ("", 0)
+        patch = None
+        for whole_line, fill in ((False, 0.0), (False, 1.0), (True, 0.0), (True, 1.0), (True, 1e30)):
+            patch = Patch(call=origin.call, seq=origin.seq, place=place, whole_line=whole_line, fill=fill)
+            if self._finite((patch,)):
+                return True, patch
+        return False, patch
+
+    def _finite(self, patches: tuple[Patch, ...]) -> bool:
+        """Whether the step, with patches, gives a finite loss and finite gradients."""
+        self._say("replaying the step with the operation repaired" if patches else "replaying the step")
+        self.sandbox.reset()
+        replay = Replay(self.step, self.sandbox, self._weights)
+        mode: AbstractContextManager[Any] = Neutralize(patches) if patches else nullcontext()
+        with mode:
+            try:
+                losses = replay.forward()
+            except UsageError:
+                if self._raised:
+                    return False
+                raise
+            if kind_of(losses.total):
+                return False
+            replay.backward(losses)
+        return not any(kind_of(g) for _, g in replay.gradients())
+
+    def _behind(self, origin: Event, patch: Patch | None) -> list[Location]:
+        """Origins that show only when the first one is out of the way."""
+        blame = self._blame
+
+        def look() -> list[Location]:
+            with Neutralize((patch,)) if patch is not None else nullcontext():
+                try:
+                    trace, _, sinks = self._traced()
+                except UsageError:
+                    if self._raised:
+                        return []
+                    raise
+            blamer = Blamer(trace.events)
+            return [self._place(trace, blamer, f, o) for f in [blamer.blame(sinks)] for o in f.origins]
+
+        try:
+            return self.sandbox.repaired(origin.leaf, look) if origin.leaf else look() if patch is not None else []
+        finally:
+            self._blame = blame
+
+    def _other_kernel(self) -> tuple[str, ...]:
+        """Whether attention without fused kernels is finite: then the kernel makes the difference."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.MATH):
+            good = self._finite(())
+        return ("only the fused attention kernel fails: with SDPBackend.MATH the step is finite",) if good else ()
+
+    @property
+    def _differs_from_original(self) -> bool:
+        return self._difference is not None
+
+    _difference: str | None = None
+
+    def _differs(self, losses: Losses) -> list[str]:
+        """How far the replay's loss is from the original's; nothing when they are equal, bit for bit."""
+        now, then = float(losses.total.detach()), self._expected
+        if then is None or now == then or (math.isnan(now) and math.isnan(then)):
+            return []
+        self._difference = f"the replay's loss is {now:.9g}, the original's was {then:.9g}"
+        return [self._difference]
+
+    def _nothing(self, losses: Losses) -> Location:
+        return Location(reproduced=False, notes=(_measured(losses), *self._differs(losses)))
+
+    def _not_reproduced(self, losses: Losses) -> Location:
+        from .differently import compiled_only, uninitialized
+
+        notes = [_measured(losses), *self._differs(losses)]
+        try:
+            found = compiled_only(self.step, self.sandbox, self._weights) or uninitialized(self)
+            if found is not None:
+                return found
+        except CollectiveRefused:
+            raise
+        except Exception as error:
+            notes.append(f"other ways of running it could not be tried ({type(error).__name__}: {error})")
+        if self._expected is not None and not math.isfinite(self._expected):
+            again = sum(not self._finite(()) for _ in range(4))
+            notes.append(f"{again} of 5 replays failed: data, random states or hardware differ from the original")
+        else:
+            notes.append(
+                "if it failed before: the batch, the random states, the weights, the device or the versions differ"
+            )
+        return Location(reproduced=False, notes=tuple(notes))
+
+
+def _left_out(chain: list[Event]) -> bool:
+    """Whether an infinity of the forward pass does harm only where its own gradient, 0, is multiplied by it."""
+    return len(chain) > 1 and chain[0].phase == "forward" and chain[0].kind == INF and chain[1].dead_branch
+
+
+def _measured(losses: Losses) -> str:
+    return f"loss {float(losses.total.detach()):.6g}, all gradients finite"
+
+
+def _way(chain: list[Event], end: str) -> tuple[str, ...]:
+    names = [e.op or e.leaf or "a value" for e in chain]
+    return (*(n for i, n in enumerate(names) if i == 0 or n != names[i - 1]), end)
+
+
+__all__ = ["UsageError", "has_peers", "locate"]

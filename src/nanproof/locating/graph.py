@@ -19,19 +19,20 @@ class Graph:
     """The backward nodes of one pass; empty until `learn` is told the loss's node."""
 
     def __init__(self) -> None:
+        self.nodes: set[Any] = set()
         self._feeders: dict[Any, list[Any]] = {}
         self._incoming: tuple[Any, tuple[Tensor | None, ...]] = (None, ())
         """The node that runs, and the gradients that came into it."""
 
     def learn(self, root: Any) -> None:
         """Walk the graph once, and hear from now on what comes into each node."""
-        todo, seen = [root], set()
+        todo = [root]
         while todo:
             node = todo.pop()
-            if node is None or node in seen:
+            if node is None or node in self.nodes:
                 continue
-            seen.add(node)
-            if not node.name().endswith("AccumulateGrad"):
+            self.nodes.add(node)
+            if not adds_gradients(node):
                 node.register_prehook(functools.partial(self._arrive, node))
             for child, _ in node.next_functions:
                 if child is not None:
@@ -40,6 +41,11 @@ class Graph:
 
     def _arrive(self, node: Any, gradients: tuple[Tensor | None, ...]) -> None:
         self._incoming = (node, gradients)
+
+    def incoming(self, node: Any) -> tuple[Tensor, ...]:
+        """The gradients that came into the node that runs now."""
+        at, gradients = self._incoming
+        return tuple(g for g in gradients if g is not None) if at is node else ()
 
     def feeders(self, node: Any) -> list[Any]:
         """The nodes that hand this one its gradients."""
@@ -81,3 +87,8 @@ def number_of(node: Any) -> int:
     """The sequence number of a backward node; writing into a view is wrapped in a node made right after its own."""
     number: int = node._sequence_nr()
     return number - 1 if node.name() == "torch::autograd::CopySlices" else number
+
+
+def adds_gradients(node: Any) -> bool:
+    """Whether a node adds to the ``.grad`` of a parameter."""
+    return node is not None and bool(node.name().endswith("AccumulateGrad"))

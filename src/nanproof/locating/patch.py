@@ -1,39 +1,92 @@
-"""Neutralising one operation while a step is played again: the proof that it is the origin."""
+"""Neutralize operations while a step is replayed: the proof that they are its origin."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-Frame = tuple[str, int, str]
-"""File, line, function."""
+from ..tensors import parts_of
+from .graph import number_of
+from .mode import ReplayMode
+from .values import current_stack, floats_in, key_of, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """Neutralises an operation and its own backward, alone or wherever its line runs it."""
+    """Which operation to neutralize, with its own backward: alone, or wherever its line runs."""
 
     call: int
     seq: int
-    op: str
-    frame: tuple[Frame, ...]
+    place: tuple[str, int]
     whole_line: bool = False
     fill: float = 0.0
 
-    def covers(self, call: int, seq: int | None, op: str, frame: list[Frame]) -> bool:
-        if self.whole_line:
-            return tuple(f[:2] for f in frame) == tuple(f[:2] for f in self.frame)
-        return call == self.call or (seq is not None and seq == self.seq)
-
     def apply(self, tensor: Tensor) -> None:
         """Put finite values where bad ones are, unseen by autograd's version counters."""
-        if torch._debug_has_internal_overlap(tensor) == 1:  # 2 means "hard to tell": a slice, for example
-            return
-        with _unsafe_preserve_version_counter(tensor):
-            plain = tensor.conj() if tensor.is_conj() else tensor
-            real = torch.view_as_real(plain) if plain.is_complex() else plain
-            large = min(self.fill, torch.finfo(real.dtype).max ** 0.5)
-            real.nan_to_num_(min(large, 1.0), large, -large)
+        for part in parts_of(tensor):
+            if torch._debug_has_internal_overlap(part) == 1:  # 2 means "hard to tell": a slice, for example
+                continue
+            large = min(self.fill, torch.finfo(part.dtype).max ** 0.5)
+            with _unsafe_preserve_version_counter(part):
+                if part.element_size() == 1:  # 8-bit floats have no nan_to_num_
+                    part.copy_(part.float().nan_to_num(min(large, 1.0), large, -large))
+                else:
+                    part.nan_to_num_(min(large, 1.0), large, -large)
+
+
+class Neutralize(ReplayMode):
+    """Replays with patches in force; counts operations as `Trace` does, and looks at no others."""
+
+    def __init__(self, patches: tuple[Patch, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._patches = patches
+        self._whole = any(p.whole_line for p in patches)
+        self._count = 0
+        self._base = torch._C._autograd._get_sequence_nr()
+        self._places: dict[int, tuple[str, int]] = {}
+        """Of the forward call behind each sequence number."""
+        self._gradients: set[int] = set()
+        """Memory that a backward operation wrote."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._count += 1
+        node = torch._C._current_autograd_node()
+        patch = self._covering(node)
+        if patch is not None and node is not None and self._brings_bad_gradient((args, kwargs)):
+            patch = None
+        out = function(*args, **kwargs)
+        outputs = floats_in(out)
+        if patch is not None:
+            for tensor in outputs:
+                patch.apply(tensor)
+        if node is not None:
+            self._gradients.update(key_of(t) for t in outputs)
+        return out
+
+    def _covering(self, node: Any) -> Patch | None:
+        number = number_of(node) if node is not None else -1
+        place = None
+        if self._whole:
+            stack = current_stack()
+            place = (stack[0][0].co_filename, stack[0][1]) if stack else self._places.get(number)
+            if place is not None:
+                self._places.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
+        for patch in self._patches:
+            if patch.whole_line:
+                if place == patch.place:
+                    return patch
+            elif self._count == patch.call or (node is not None and number - self._base == patch.seq):
+                return patch
+        return None
+
+    def _brings_bad_gradient(self, value: Any) -> bool:
+        """Whether a gradient is bad already as it comes in: then another origin made it so, and it must show.
+
+        Autograd sums the gradients of a value that is used twice within the node that arrives last.
+        """
+        return any(key_of(t) in self._gradients and kind_of(t) for t in floats_in(value))

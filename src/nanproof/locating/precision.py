@@ -1,8 +1,8 @@
-"""Playing a step again in a wider format, to learn whether precision alone explains its failure."""
+"""Replaying a step in a wider format, to learn whether precision alone explains its failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+
+from .mode import ReplayMode
+from .trace import Event, Site, operation_of
+from .values import current_stack, floats_in, kind_of
 
 _BITS = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
 _CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}
@@ -64,7 +68,7 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
     mode = _Widen(dtype, leaves)
     wide = {p: nn.Parameter(p.detach().to(dtype), p.requires_grad) for p in leaves if mode.narrow(p.dtype)}
     places = [(m, k, p) for m in model.modules() for k, p in m._parameters.items() if p in wide]
-    buffers = [(t, t.data) for t in model.buffers() if mode.narrow(t.dtype)]
+    buffers = [(t, t.data) for _, t in model.named_buffers() if mode.narrow(t.dtype)]
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__enter__
     changed: list[tuple[Any, bool]] = []
@@ -99,3 +103,93 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
             tensor.data = data
         for p in wide:
             p.grad = None
+
+
+class _Catch(ReplayMode):
+    """Keeps the arguments of one operation: the nth of its kind on its line."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._site = site
+        self._seen = 0
+        self.caught: tuple[Any, Any, Any, bool] | None = None
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        op = operation_of(function).name
+        if op == self._site.op and torch._C._current_autograd_node() is None:
+            stack = current_stack()
+            if stack and stack[0] == self._site.stack[0]:
+                self._seen += 1
+                if self._seen == self._site.nth:
+                    finite = not any(map(kind_of, floats_in(out)))
+                    self.caught = (function, tree_map(_detached, args), kwargs, finite)
+                    raise _Enough
+        return out
+
+
+class _Enough(BaseException):
+    """Ends a replay that has shown what was asked; no user code should catch it."""
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def finite_in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep_grad: bool) -> bool:
+    """Whether an operation that failed is finite where the step, up to it, runs in float64.
+
+    For a bad gradient the derivative of the forward call behind it is asked. Only the forward pass is run, and only
+    up to the operation: what comes after it cannot change the answer.
+    """
+    site = origin.site
+    if not site.stack or not site.nth or origin.by_user:
+        return False
+    catch = _Catch(site)
+    try:
+        with torch.set_grad_enabled(keep_grad), in_precision(model, torch.float64), catch:
+            step()
+    except _Enough:
+        pass
+    except Exception:
+        return False  # code that insists on its dtype gives no answer
+    if catch.caught is None:
+        return False
+    function, args, kwargs, finite = catch.caught
+    if origin.phase == "forward":
+        return finite and _agrees(origin, args)
+    dtype = getattr(torch, origin.output.dtype, None) if origin.output else None
+    if dtype is None or not finite:
+        return False
+    # the same operand, rounded to the format of the step, must fail: else something other than rounding does
+    rounded = tree_map(lambda v: v.to(dtype) if _differentiable(v) else v, args)
+    return _has_slope(function, args, kwargs) and not _has_slope(function, rounded, kwargs)
+
+
+def _agrees(origin: Event, args: Any) -> bool:
+    """Whether the operands are about those of the original: another way through the code answers nothing."""
+    for facts, value in zip(origin.inputs, floats_in(args), strict=False):
+        if tuple(value.shape) != facts.shape:
+            return False
+        largest = max((abs(v) for v in (facts.finite_min, facts.finite_max) if v is not None), default=0.0)
+        now = float(value.abs().max()) if kind_of(value) == 0 else 0.0
+        if now > 10 * largest + 1e-3 or largest > 10 * now + 1e-3:
+            return False
+    return True
+
+
+def _has_slope(function: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the derivative of a call is finite at these arguments."""
+    try:
+        with torch.enable_grad():
+            given = tree_map(lambda v: v.clone().requires_grad_() if _differentiable(v) else v, args)
+            outputs = [t for t in floats_in(function(*given, **kwargs)) if t.requires_grad]
+            slopes = torch.autograd.grad([t.sum() for t in outputs], [t for t in floats_in(given) if t.requires_grad])
+    except Exception:
+        return False
+    return not any(map(kind_of, slopes))
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -1,22 +1,20 @@
-"""Playing a step again without leaving a trace: model, gradients, random states and batch stay as they were."""
+"""Replay a step once: what it returned, and which backward passes it ran itself."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..errors import UsageError
-from ..rng import random_states, set_random_states
-from ..tensors import tensors_in
-
-T = TypeVar("T")
+from ..errors import NanproofError, UsageError
+from ..losses import Losses, losses_of
+from .sandbox import Sandbox
 
 
 def bind(step_fn: Callable[..., Any], model: nn.Module, batch: Any) -> Callable[[], Any]:
@@ -37,91 +35,97 @@ def bind(step_fn: Callable[..., Any], model: nn.Module, batch: Any) -> Callable[
     )
 
 
-class Scene:
-    """The state around a step: restored before every replay, and left as found at the end."""
+class Replay:
+    """One replay of a step: what it returned, and which backward passes it ran itself."""
 
-    def __init__(self, model: nn.Module, batch: Any) -> None:
-        self.model = model
-        self._buffers = [(b, b.detach().clone()) for b in model.buffers()]
-        self._parameters = [(p, p._version) for p in model.parameters()]
-        self._gradients = [(p, p.grad) for p in model.parameters()]
-        self._batch = [(name, t, t.detach().clone(), t._version) for name, t in batch_tensors(batch)]
-        self._random = random_states()
+    def __init__(self, step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, float] | None = None) -> None:
+        self._step, self._sandbox, self._weights = step, sandbox, weights
+        self.roots: list[Tensor] = []
+        """Losses on which the step called backward."""
+        self.differentiates = False
+        """Whether the step runs autograd itself."""
+        self.applied: list[tuple[Tensor, Tensor]] = []
+        """Parameters and gradients that the step handed to an optimizer."""
+        self._nodes: set[Any] = set()
+        self.learn: Callable[[Any], None] | None = None
+        """Told the root of every backward pass before it runs."""
+
+    def forward(self) -> Losses:
+        """Run the step; what the user's code raises is named, not hidden."""
+        with self._listening():
+            returned = play(self._step)
+        try:
+            return losses_of(returned, self._weights, needs_grad=False)
+        except UsageError:
+            if not self.roots:
+                raise
+            return Losses(total=self.roots[-1].detach().reshape(()), components={})
+
+    def backward(self, losses: Losses) -> None:
+        """Run backward, unless the step has done it already."""
+        roots = [t.grad_fn for t in (losses.total, *losses.components.values()) if t.grad_fn is not None]
+        below = [child for node in roots for child, _ in node.next_functions]
+        if losses.total.grad_fn is None or any(node in self._nodes for node in (*roots, *below)):
+            return
+        with self._listening():
+            play(losses.total.backward, "backward")
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """A block after which everything is as it was, whatever happened in it."""
+    def _listening(self) -> Iterator[None]:
+        autograd: Any = torch.autograd
+        run = autograd._engine_run_backward
+
+        def listen(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.differentiates = True
+            if kwargs.get("accumulate_grad"):
+                self._meet(outputs)
+            with torch.autograd.set_detect_anomaly(False):  # it would stop at the first NaN, far from the origin
+                return run(outputs, *args, **kwargs)
+
+        def apply(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            for group in optimizer.param_groups:  # without gradients the optimizer changes nothing
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._sandbox.hold(p)
+                        self.applied.append((p, p.grad))
+                        p.grad = None
+
+        hook = register_optimizer_step_pre_hook(apply)
+        autograd._engine_run_backward = listen
         try:
             yield
         finally:
-            self.reset()
-            for p, grad in self._gradients:
-                p.grad = grad
+            autograd._engine_run_backward = run
+            hook.remove()
 
-    def reset(self) -> None:
-        """Go back to the moment before the step."""
-        with torch.no_grad():
-            for buffer, copy in self._buffers:
-                if buffer.shape == copy.shape:
-                    buffer.copy_(copy)
-            for _, tensor, copy, _ in self._batch:
-                if not torch.equal(tensor, copy) and not (tensor.is_floating_point() and bool(tensor.isnan().any())):
-                    tensor.copy_(copy)
-        for p, _ in self._gradients:
-            p.grad = None
-        set_random_states(self._random)
+    def _meet(self, outputs: Any) -> None:
+        tensors = [t for t in outputs if isinstance(t, Tensor)]
+        self.roots += tensors
+        todo = [t.grad_fn for t in tensors]
+        while todo:
+            node = todo.pop()
+            if node is None or node in self._nodes:
+                continue
+            self._nodes.add(node)
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, Tensor) and self._sandbox.hold(leaf):
+                leaf.grad = None  # autograd adds in place: the gradient that was there must stay as it is
+            todo += [child for child, _ in node.next_functions]
+        if self.learn is not None:
+            for tensor in tensors:
+                self.learn(tensor.grad_fn)
 
-    def healed(self, leaf: str, batch: Any, play: Callable[[], T]) -> T:
-        """What a replay says once the bad entries of one leaf are zero; they come back after that."""
-        named: list[tuple[str, Tensor]] = [(f"parameter {n}", p) for n, p in self.model.named_parameters()]
-        named += [(f"buffer {n}", b) for n, b in self.model.named_buffers()] + batch_tensors(batch)
-        tensor = next(t for n, t in named if n == leaf)
-        kept = tensor.data.clone()
-        copies = [copy for _, t, copy, _ in self._batch if t is tensor] + [c for b, c in self._buffers if b is tensor]
-        originals = [c.clone() for c in copies]
-        try:
-            for t in (tensor.data, *copies):
-                t.nan_to_num_(0.0, 0.0, 0.0)
-            return play()
-        finally:
-            tensor.data.copy_(kept)
-            for copy, original in zip(copies, originals, strict=True):
-                copy.copy_(original)
-
-    def complain(self) -> None:
-        """Raise when the step changed what it must not."""
-        for name, tensor, _, version in self._batch:
-            if tensor._version != version:
-                raise UsageError(
-                    f"step_fn changes the batch in place ({name})", hint="work on a copy: a replay needs the same batch"
-                )
-        for p, version in self._parameters:
-            if p._version != version:
-                raise UsageError(
-                    "step_fn changes the parameters",
-                    hint="return the loss; leave backward and optimizer.step out of it",
-                )
+    def gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Each leaf with the gradient that the step left in it or handed to an optimizer."""
+        left = [(leaf, leaf.grad) for leaf in self._sandbox.trained() if leaf.grad is not None]
+        return [*self.applied, *left]
 
 
-@dataclass
-class Played:
-    """What a step returned: its loss, and by name the terms that it is the sum of."""
-
-    loss: Tensor
-    terms: dict[str, Tensor] = field(default_factory=dict)
-
-
-def run_step(step: Callable[[], Any]) -> Tensor:
-    """The loss of one replay."""
-    return play_step(step).loss
-
-
-def play_step(step: Callable[[], Any]) -> Played:
-    """One replay; what the user's code raises is named, not hidden."""
-    terms: dict[str, Tensor] = {}
+def play(step: Callable[[], Any], name: str = "step_fn") -> Any:
+    """Call a step; an error of the user's code is named as such."""
     try:
-        loss = step()
-    except UsageError:
+        return step()
+    except NanproofError:
         raise
     except StopIteration as error:
         raise UsageError(
@@ -129,22 +133,10 @@ def play_step(step: Callable[[], Any]) -> Played:
         ) from error
     except Exception as error:
         raise UsageError(
-            f"step_fn raised {type(error).__name__}: {error}", hint="make step_fn() run on its own first"
+            f"{name} raised {type(error).__name__}: {error}", hint="make the step run on its own first"
         ) from error
-    if isinstance(loss, dict) and loss and all(isinstance(v, Tensor) for v in loss.values()):
-        terms = loss
-        loss = torch.stack([v.reshape(()) for v in loss.values()]).sum()
-    if isinstance(loss, tuple) and loss and isinstance(loss[0], Tensor):
-        loss = loss[0]
-    loss = getattr(loss, "loss", loss) if not isinstance(loss, Tensor) else loss
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise UsageError(f"step_fn returned {found}, not a loss", hint="return the loss as a tensor of one element")
-    return Played(loss, terms)
 
 
-def batch_tensors(batch: Any) -> list[tuple[str, Tensor]]:
-    """The tensors of a batch with their paths."""
-    if isinstance(batch, Tensor):
-        return [("batch", batch)]
-    return [(f"batch {name}", tensor) for name, tensor in tensors_in(batch)]
+def run_step(step: Callable[[], Any]) -> Tensor:
+    """The loss of one call."""
+    return losses_of(play(step), needs_grad=False).total

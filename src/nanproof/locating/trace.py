@@ -6,27 +6,104 @@ gradient is located at the line whose derivative it is, without anomaly mode.
 
 from __future__ import annotations
 
-import os
-import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..records import TensorFacts
-from ..tensors import facts_of, local_values
-from .graph import Graph, number_of
-from .patch import Frame, Patch
+from ..tensors import facts_of
+from .graph import Graph, adds_gradients, number_of
+from .mode import ReplayMode
+from .values import INF, NAN, Stack, current_stack, floats_in, key_of, kind_of, tensors_in
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
-_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
-FINITE, INF, NAN = 0, 1, 2
 # they write their running statistics in place, which their schemas do not say
 _WRITES_UNSAID = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+# operations that make a finite value of an infinite one without being told to: x / inf is 0
+_SWALLOWS = frozenset(
+    {
+        "div",
+        "div_",
+        "reciprocal",
+        "exp",
+        "exp_",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "erfc",
+        "atan",
+        "rsqrt",
+        "pow",
+        "_softmax",
+        "native_layer_norm",
+    }
+)
+_COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional")
+_KEPT_BEFORE = 16 << 20
+"""Memory that is written in place is copied before, so that the operation can be examined, up to this size."""
+_COPIED = 1 << 16
+"""Smaller inputs of a bad operation are copied as evidence."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """What is known of a kind of operation before it runs."""
+
+    name: str
+    namespace: str
+    mutates: bool
+    changes: bool
+    written: list[tuple[int, str]]
+    empty: bool
+
+
+_known: dict[Any, Operation] = {}
+
+
+def operation_of(function: Any) -> Operation:
+    """The description of a dispatched function, from its schema."""
+    found = _known.get(function)
+    if found is None:
+        schema = function._schema
+        name = schema.name.split("::")[1]
+        written = [
+            (i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+        ]
+        found = _known[function] = Operation(
+            name, function.namespace, schema.is_mutable, schema.is_mutable or name in _WRITES_UNSAID, written,
+            name.startswith(("empty", "new_empty")),
+        )  # fmt: skip
+    return found
+
+
+@dataclass(slots=True)
+class Site:
+    """A forward operation: where it stands, and which of its kind on its line it is."""
+
+    op: str
+    stack: Stack
+    module: str
+    nth: int = 0
+
+
+@dataclass(slots=True)
+class Made:
+    """How a value was made: enough to tell a count from a norm, long after its inputs are gone."""
+
+    op: str
+    backward: bool
+    inputs: tuple[int, ...] = ()
+    whole_numbers: bool = False
+    """Whether an input is boolean or integer: the value counts something."""
+    learned: bool = False
+    """Whether it depends on what is trained."""
+    literals: tuple[float, ...] = ()
+    before: tuple[Made, ...] = ()
+    """How its inputs were made."""
 
 
 @dataclass(slots=True)
@@ -37,10 +114,9 @@ class Event:
     op: str
     phase: str
     kind: int
-    frames: list[Frame]
-    module: str
+    site: Site
     parents: list[tuple[int, int]] = field(default_factory=list)
-    """Which bad inputs it had: their kind, and the event that made them (−1: nobody knows)."""
+    """Which bad inputs it had: their kind, and the event that made them."""
     node: str = ""
     seq: int = -1
     """The autograd sequence number of its node, counted from the beginning of the pass."""
@@ -49,21 +125,32 @@ class Event:
     function: Any = None
     args: Any = None
     kwargs: Any = None
+    versions: tuple[int, ...] = ()
+    """Of the tensors among the arguments, by which one sees that they were overwritten later."""
     inputs: list[TensorFacts] = field(default_factory=list)
     output: TensorFacts | None = None
     leaf: str = ""
-    makers: tuple[tuple[str, str], ...] = ()
-    """Which operations made its inputs, and in which phase."""
+    makers: tuple[Made | None, ...] = ()
+    """How its tensor inputs were made."""
     literals: tuple[float, ...] = ()
     """The plain numbers among its arguments."""
     by_user: bool = False
-    """In backward: whether it runs in the user's own code (a hook, a custom backward)."""
+    """In backward: whether it runs in Python code (a hook, a custom backward)."""
     dead_branch: bool = False
     """In backward: whether the value was selected away in forward: its incoming gradient is exactly zero there."""
+    communicates: bool = False
+    swallowed: int = -1
+    """An earlier infinity that an input goes back to, though the input itself is finite."""
+    numel: int = 0
+    widest: int = 0
+    """Elements of its output, and of its largest input."""
 
 
-class Trace(TorchDispatchMode):
-    """Watches a step; with ``patch`` one operation is neutralised while it runs."""
+class Trace(ReplayMode):
+    """Watches a step, operation by operation.
+
+    ``fill_empty`` writes NaN into memory that a step asks for without initializing it.
+    """
 
     def __init__(
         self,
@@ -71,39 +158,56 @@ class Trace(TorchDispatchMode):
         leaves: list[tuple[str, Tensor]],
         *,
         max_bytes: int = 256 << 20,
-        patch: Patch | None = None,
+        fill_empty: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.producer: dict[int, int] = {}
-        self.component = ""
-        """The loss term that was bad, when the step names its terms."""
+        self.graph = Graph()
         self.sinks: list[int] = []
         """Events whose bad values were about to be reduced over ranks."""
-        self._maker: dict[int, tuple[str, str]] = {}
+        self.skipped: dict[str, str] = {}
+        """Operations whose values could not be read, and why."""
+        self.empties: dict[int, Site] = {}
+        """Memory that was asked for uninitialized and has not been written since."""
+        self._made: dict[int, Made] = {}
+        self._tainted: dict[int, int] = {}
+        """Finite values that go back to an infinity which was divided away."""
         self._names = {id(m): n or type(m).__name__ for n, m in model.named_modules()}
         self._modules: list[str] = []
-        self._sites: dict[int, tuple[str, list[Frame], str]] = {}
-        self.graph = Graph()
+        self.sites: dict[int, Site] = {}
+        self._lines: Counter[tuple[str, Any]] = Counter()
         self._count = 0
-        self._base = torch._C._autograd._get_sequence_nr()
+        self.base = torch._C._autograd._get_sequence_nr()
         self._left = max_bytes
-        self._patch = patch
+        self._fill_empty = fill_empty
         self._hooks: list[Any] = []
         for name, tensor in leaves:
+            self._arrive(name, tensor)
+
+    def _arrive(self, name: str, tensor: Tensor) -> None:
+        try:
             kind = kind_of(tensor)
             if kind:
-                facts = facts_of(name, tensor)
-                event = Event(len(self.events), "", "leaf", kind, [], "", leaf=name, output=facts)
-                self.producer[key_of(tensor)] = event.number
-                self.events.append(event)
+                self.producer.setdefault(key_of(tensor), self._leaf(name, tensor, kind).number)
+        except Exception as error:  # what cannot be read is named, and not looked at
+            self.skipped[name] = f"{type(error).__name__}: {error}"
+
+    def _leaf(self, name: str, tensor: Tensor, kind: int, phase: str = "leaf", site: Site | None = None) -> Event:
+        event = Event(
+            len(self.events), site.op if site else "", phase, kind, site or Site("", [], ""), leaf=name,
+            output=facts_of(name or "value", tensor), numel=tensor.numel(),
+        )  # fmt: skip
+        self.events.append(event)
+        return event
 
     def __enter__(self) -> Trace:
         def enter(module: nn.Module, _: Any) -> None:
             self._modules.append(self._names.get(id(module), type(module).__name__))
 
         def leave(module: nn.Module, _: Any, __: Any) -> None:
-            self._modules.pop()
+            if self._modules:
+                self._modules.pop()
 
         self._hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -117,162 +221,198 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._count += 1
-        number = self._count
+        call = self._count
         node = torch._C._current_autograd_node()
         seq = torch._C._autograd._get_sequence_nr() - 1
-        base = function._schema.name.split("::")[1]
-        frames = user_frames()
-        site = self._sites.get(number_of(node)) if node is not None else None
-        if site and (not frames or not self._modules):  # a checkpointed function may run again outside its module
-            module = site[2]
-        else:
-            module = self._modules[-1] if self._modules else ""
-        if frames or site is None:
-            here = (base, frames, module)
-        else:
-            here = site
-        self._sites.setdefault(seq, here)
-        mutates = function._schema.is_mutable
-        tensors = floats_in((args, kwargs))
-        changes = mutates or base in _WRITES_UNSAID
-        before = [(kind_of(t), key_of(t), t.detach().clone()) for t in tensors] if changes else None
-        if function.namespace == "c10d" and "reduce" in base:
-            self._meet_reduction(base, args)
-        patch = self._patch
-        if patch is not None:
-            own = number_of(node) - self._base if node is not None else None
-            if not patch.covers(number, own, base, (frames or here[1])[:1]) or self._brings_bad_gradient(tensors):
-                patch = None
+        op = operation_of(function)
+        before: list[tuple[int, int, Tensor]] | None = None
+        shown = args
+        if op.changes:
+            try:
+                before, shown = self._look_before(op, args, kwargs)
+            except Exception as error:
+                self.skipped.setdefault(op.name, f"{type(error).__name__}: {error}")
+        if op.namespace in _COMMUNICATION and "reduce" in op.name:
+            self._meet_reduction(op.name, args)
         out = function(*args, **kwargs)
-        outputs = floats_in(out)
-        if mutates:  # what it wrote into need not be among what it returns
-            returned = {id(t) for t in outputs}
-            outputs += [t for t in floats_in(written(function, args, kwargs)) if id(t) not in returned]
-        if patch is not None:
-            for t in outputs:
-                patch.apply(t)
-        if base.startswith(("empty", "new_empty")):
-            return out  # memory that nobody has written is not a value
-        inside = {key_of(t) for t in tensors_in((args, kwargs))}
-        for o in tensors_in(out):
-            if key_of(o) not in inside:
-                self._maker[key_of(o)] = (base, "forward" if node is None else "backward")
-        for o in outputs:
-            key = key_of(o)
-            if key in inside and not mutates:
-                continue  # a view: its producer is that of the viewed
-            kind = kind_of(o)
-            if not kind:
-                if not mutates or o.nbytes >= o.untyped_storage().nbytes():
-                    self.producer.pop(key, None)  # all of that memory is good now; of a slice we do not know
-                continue
-            known = before or [(kind_of(t), key_of(t), t) for t in tensors]
-            self._record(number, function, base, args, kwargs, known, o, kind, node, seq, frames, here)
+        try:
+            self._look_after(call, function, op, args, shown, kwargs, before, out, node, seq)
+        except Exception as error:  # a tensor of an unknown kind must never end the step that is examined
+            self.skipped.setdefault(op.name, f"{type(error).__name__}: {error}")
         return out
 
-    def _record(
-        self, number: int, function: Any, base: str, args: Any, kwargs: Any, known: list[tuple[int, int, Tensor]],
-        out: Tensor, kind: int, node: Any, seq: int, frames: list[Frame], here: tuple[str, list[Frame], str],
+    def _look_before(self, op: Operation, args: Any, kwargs: Any) -> tuple[list[tuple[int, int, Tensor]], Any]:
+        """Inputs of an operation that writes in place: their kinds, and copies of what it will write into."""
+        written = {id(t) for t in floats_in([args[i] if i < len(args) else kwargs.get(n) for i, n in op.written])}
+        if op.name in _WRITES_UNSAID:
+            written = {id(t) for t in floats_in(args)}
+        copies = {
+            id(t): t.detach().clone()
+            for t in floats_in((args, kwargs))
+            if id(t) in written and t.nbytes <= _KEPT_BEFORE
+        }
+        seen = [(kind_of(t), key_of(t), copies.get(id(t), t)) for t in floats_in((args, kwargs))]
+        complete = len(copies) == len(written)
+        return seen, tree_map(lambda v: copies.get(id(v), v), args) if complete else None
+
+    def _look_after(
+        self, call: int, function: Any, op: Operation, args: Any, shown: Any, kwargs: Any,
+        before: list[tuple[int, int, Tensor]] | None, out: Any, node: Any, seq: int,
     ) -> None:  # fmt: skip
-        parents = [(k, self.producer.get(key, -1)) for k, key, _ in known if k]
-        if node is not None and parents and all(p == -1 for _, p in parents):
-            outside = self._outside(node)
-            parents = [(k, outside) for k, _ in parents]
-        size = sum(t.nbytes for _, _, t in known)
-        keep = size <= self._left
-        self._left -= size if keep else 0
-        mutates = function._schema.is_mutable
+        stack = current_stack()
+        own = self.sites.get(number_of(node)) if node is not None else None
+        if own and (not stack or not self._modules):  # a checkpointed function may run again outside its module
+            module = own.module
+        else:
+            module = self._modules[-1] if self._modules else ""
+        site = own if own is not None and not stack else Site(op.name, stack, module)
+        if adds_gradients(node) and not stack:  # no forward call stands behind it, but the call of backward does
+            site = Site(op.name, current_stack(beyond=True), "")
+        if node is None and stack:
+            place = (op.name, stack[0])
+            self._lines[place] += 1
+            site.nth = self._lines[place]
+        self.sites.setdefault(seq, site)
+        outputs = floats_in(out)
+        if op.mutates:  # what it wrote into need not be among what it returns
+            returned = {id(t) for t in outputs}
+            wrote = [args[i] if i < len(args) else kwargs.get(n) for i, n in op.written]
+            outputs += [t for t in floats_in(wrote) if id(t) not in returned]
+        if op.empty:
+            self._meet_empty(outputs, site)
+            return
+        given = tensors_in((args, kwargs))
+        inside = {key_of(t): t for t in given}
+        made: Made | None = None
+        for o in tensors_in(out):
+            key = key_of(o)
+            if key not in inside or op.mutates:
+                if made is None:
+                    made = self._how(op, given, args, kwargs, node is not None)
+                self._made[key] = made
+        for o in outputs:
+            key = key_of(o)
+            if key in inside and not op.mutates:
+                continue  # a view: its producer is that of the viewed
+            kind = kind_of(o)
+            if op.mutates and key in self.empties and o.numel() * o.element_size() >= _storage_bytes(o):
+                del self.empties[key]
+            if not kind:
+                self._taint(op, key, inside)
+                if not op.mutates or o.numel() * o.element_size() >= _storage_bytes(o):
+                    self.producer.pop(key, None)  # all of that memory is good now; of a slice we do not know
+                continue
+            known = before if before is not None else [(kind_of(t), key_of(t), t) for t in floats_in((args, kwargs))]
+            self._record(call, function, op, shown, kwargs, known, o, kind, node, seq, stack, site)
+
+    def _taint(self, op: Operation, key: int, inside: dict[int, Tensor]) -> None:
+        source = next((self._tainted[k] for k in inside if k in self._tainted), -1)
+        if source < 0 and op.name in _SWALLOWS:
+            made = (self.producer[k] for k in inside if k in self.producer)
+            source = next((n for n in made if self.events[n].kind == INF and self.events[n].phase == "forward"), -1)
+        if source >= 0:
+            self._tainted[key] = source
+        else:
+            self._tainted.pop(key, None)
+
+    def _meet_reduction(self, name: str, args: Any) -> None:
+        sent = args[1] if "scatter" in name and len(args) > 1 else args[0]
+        for tensor in floats_in(sent):
+            if kind_of(tensor) and key_of(tensor) in self.producer:
+                self.sinks.append(self.producer[key_of(tensor)])
+
+    def _meet_empty(self, outputs: list[Tensor], site: Site) -> None:
+        for o in outputs:
+            self.empties[key_of(o)] = site
+            self.producer.pop(key_of(o), None)
+            self._made.pop(key_of(o), None)
+            if self._fill_empty and site.stack:
+                o.detach().fill_(float("nan"))
+
+    def _how(self, op: Operation, given: list[Tensor], args: Any, kwargs: Any, backward: bool) -> Made:
+        keys = tuple(key_of(t) for t in given)
+        literals = tuple(v for v in (*args, *kwargs.values()) if isinstance(v, float))
+        whole = any(not t.is_floating_point() and not t.is_complex() for t in given)
+        learned = any(t.requires_grad for t in given)
+        before = tuple(m for k in keys[:2] if (m := self._made.get(k)))
+        return Made(op.name, backward, keys, whole, learned, literals, before)
+
+    def _record(
+        self, call: int, function: Any, op: Operation, args: Any, kwargs: Any, known: list[tuple[int, int, Tensor]],
+        out: Tensor, kind: int, node: Any, seq: int, stack: Stack, site: Site,
+    ) -> None:  # fmt: skip
+        parents = [(k, self._parent(k, key, t, node)) for k, key, t in known if k]
+        backward = node is not None
         event = Event(
-            len(self.events), base, "forward" if node is None else "backward", kind, frames or here[1], here[2],
-            parents=parents, call=number, node=node.name() if node is not None else "",
-            seq=(number_of(node) if node is not None else seq) - self._base, function=function,
-            args=args if keep and not mutates else None, kwargs=kwargs,
-            inputs=[facts_of(f"input {i}", t) for i, (_, _, t) in enumerate(known)] if keep else [],
-            output=facts_of("output", out),
-            makers=tuple(self._maker.get(key_of(t), ("", "")) for t in tensors_in(args)),
-            literals=tuple(v for v in tree_leaves((args, kwargs)) if isinstance(v, float)),
-            by_user=node is not None and bool(frames), dead_branch=node is not None and self.graph.left_out(node, out),
+            0, op.name, "backward" if backward else "forward", kind, site, parents=parents, call=call,
+            node=node.name() if backward else "", seq=(number_of(node) if backward else seq) - self.base,
+            function=function, literals=_literals(args, kwargs), by_user=backward and bool(stack),
+            communicates=op.namespace in _COMMUNICATION, numel=out.numel(),
+            widest=max((t.numel() for _, _, t in known), default=0),
         )  # fmt: skip
+        if not any(k == NAN for k, _ in parents):  # what only passes a NaN on is never an origin: no evidence is kept
+            size = sum(t.numel() * t.element_size() for _, _, t in known)
+            if size <= self._left:
+                self._left -= size
+                event.args, event.kwargs = tree_map(_kept, args), tree_map(_kept, kwargs)
+                event.versions = versions_of(event.args)
+                event.inputs = [facts_of(f"input {i}", t) for i, (_, _, t) in enumerate(known)]
+            event.swallowed = next((self._tainted[k] for _, k, _ in known if k in self._tainted), -1)
+            event.output = facts_of("output", out)
+            event.makers = tuple(self._made.get(key_of(t)) for t in tensors_in(args))
+            event.dead_branch = backward and self.graph.left_out(node, out)
+        event.number = len(self.events)
         self.events.append(event)
         self.producer[key_of(out)] = event.number
 
-    def _brings_bad_gradient(self, tensors: list[Tensor]) -> bool:
-        """Whether a gradient is bad already as it comes in: then another origin made it so, and it must show.
+    def _parent(self, kind: int, key: int, tensor: Tensor, node: Any) -> int:
+        """The event that made a bad input; one is put down for values that no operation of the step made."""
+        if key in self.producer:
+            return self.producer[key]
+        site = self.empties.get(key)
+        if site is not None:
+            event = self._leaf("", tensor, kind, "uninitialized", site)
+        else:
+            came = node is not None and any(key == key_of(g) for g in self.graph.incoming(node))
+            event = self._leaf("", tensor, kind, "outside", self._feeder(node) if came else None)
+        self.producer[key] = event.number
+        return event.number
 
-        Autograd sums the gradients of a value that is used twice within the node that arrives last.
-        """
-        return any(self._maker.get(key_of(t), ("", ""))[1] == "backward" and kind_of(t) for t in tensors)
+    def orphan(self, leaf: Tensor, gradient: Tensor) -> int:
+        """The event for a bad gradient that reached a parameter without any operation that torch saw."""
+        node = next((n for n in self.graph.nodes if getattr(n, "variable", None) is leaf), None)
+        event = self._leaf("", gradient, kind_of(gradient), "outside", self._feeder(node) if node is not None else None)
+        return event.number
 
-    def _outside(self, node: Any) -> int:
-        """The event for a value that came out of an autograd node without any operation that torch saw."""
+    def _feeder(self, node: Any) -> Site | None:
+        """The site of the autograd node that handed this one a value which no torch operation computed."""
         for feeder in self.graph.feeders(node):
-            site = self._sites.get(feeder._sequence_nr())
-            frames = list(site[1]) if site else []
-            if isinstance(feeder, torch.autograd.function.BackwardCFunction) and len(frames) > 1:
-                frames = frames[1:]  # not the line inside its forward: the line that applied it
-            event = Event(
-                len(self.events), feeder.name(), "outside", NAN, frames, site[2] if site else "", node=feeder.name()
-            )
-            self.events.append(event)
-            return event.number
-        return -1
-
-    def _meet_reduction(self, base: str, args: Any) -> None:
-        sent = args[1] if "scatter" in base else args[0]
-        for t in floats_in(sent):
-            if kind_of(t) and key_of(t) in self.producer:
-                self.sinks.append(self.producer[key_of(t)])
+            site = self.sites.get(feeder._sequence_nr())
+            stack = list(site.stack) if site else []
+            if isinstance(feeder, torch.autograd.function.BackwardCFunction) and len(stack) > 1:
+                stack = stack[1:]  # not the line inside its forward: the line that applied it
+            return Site(feeder.name(), stack, site.module if site else "")
+        return None
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a call that have memory."""
-    return [t for t in tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided]
+def versions_of(args: Any) -> tuple[int, ...]:
+    """How often each tensor was written so far."""
+    return tuple(-1 if t.is_inference() else t._version for t in floats_in(args))
 
 
-def floats_in(value: Any) -> list[Tensor]:
-    """The floating and complex tensors of a call, empty ones left out."""
-    return [
-        t for t in tree_leaves(value)
-        if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.numel()
-    ]  # fmt: skip
+def _kept(value: Any) -> Any:
+    """A copy of what is small: a buffer that the step updates afterwards would show its new values."""
+    if type(value) is Tensor and value.layout is torch.strided and value.nbytes <= _COPIED:
+        return value.detach().clone()
+    return value
 
 
-def written(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an operation writes into."""
-    found = []
-    for i, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[i] if i < len(args) else kwargs.get(argument.name))
-    return found
+def _storage_bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
 
 
-def kind_of(tensor: Tensor) -> int:
-    """Finite, with infinities, or with NaN: one pass for a finite tensor."""
-    values = local_values(tensor)
-    if not values.is_floating_point() or not values.numel():
-        return FINITE
-    if values.element_size() == 1:
-        values = values.float()
-    largest = float(torch.linalg.vector_norm(values, float("inf")))
-    if largest != largest:
-        return NAN
-    return INF if largest == float("inf") else FINITE
+def _literals(args: Any, kwargs: Any) -> tuple[float, ...]:
+    return tuple(v for v in tree_leaves((args, kwargs)) if isinstance(v, float))
 
 
-def key_of(tensor: Tensor) -> int:
-    """What identifies the memory behind a tensor and all its views."""
-    return int(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)
-
-
-def user_frames() -> list[Frame]:
-    """The user's lines behind the current operation, innermost first, up to the autograd engine's border."""
-    frame: Any = sys._getframe(2)
-    found: list[Frame] = []
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "_engine_run_backward" and code.co_filename.startswith(_TORCH):
-            break
-        if not code.co_filename.startswith((_TORCH, _HERE)) and not code.co_filename.startswith("<frozen "):
-            found.append((code.co_filename, frame.f_lineno, code.co_name))
-        frame = frame.f_back
-    return found
+__all__ = ["INF", "NAN", "Event", "Made", "Site", "Trace", "versions_of"]

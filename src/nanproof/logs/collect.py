@@ -7,8 +7,9 @@ diagnosis are left out, and of the events of one sort the first and the last 200
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import groupby
 from typing import Any
 
@@ -52,6 +53,8 @@ class Collector:
         self.logging_steps: int | None = None
         self.run, self.runs = "", tuple[str, ...]()
         self.records_seen = 0
+        self.nonfinite_seen = 0
+        """Non-finite values and messages about them, so far."""
         self._points: dict[str, Points] = {}
         self._roles: dict[str, Role] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -88,6 +91,7 @@ class Collector:
         if epoch is not None:
             values = {**values, "epoch": epoch}
         for name, value in values.items():
+            self.nonfinite_seen += not math.isfinite(value)
             points = self._column(name)
             if points is not None:
                 points.add(row, step, value)
@@ -165,6 +169,10 @@ class Collector:
             if len(points) > self._limit:
                 points.thin(self._limit // 4)
 
+    def has(self, roles: Set[str]) -> bool:
+        """Whether any column collected so far has one of these roles."""
+        return any((self._roles.get(name) or meaning(name).role) in roles for name in self._points)
+
     def give_role(self, name: str, role: Role) -> None:
         """Say what a column is, where its reader knows better than its name."""
         self._roles[name] = role
@@ -174,6 +182,7 @@ class Collector:
         details: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Something that happened; it stands at the last step unless it names one."""
+        self.nonfinite_seen += kind in ("nan", "exception")
         counted = self.pacer.unit in (None, "step") and kind in ("nan", "exception")
         if counted and step is not None and step >= self.pacer.last:
             self.pacer.place(step, None)  # what is printed below such a line belongs to its step

@@ -16,6 +16,7 @@ grammars, the messages and last to the reader of plain pairs. What nobody unders
 from __future__ import annotations
 
 import calendar
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from .messages import Found, find
 from .names import meaning
 from .objects import parse_object, parse_objects
 from .series import EventKind
+from .shapes import METRIC, Shapes
 from .traceback import Tracebacks
 
 _RANK = re.compile(rb"^(?:\[(?:default|rank)?\d{1,5}\]:? ?|\([^)]{1,40}pid=\d+[^)]{0,40}\) ?)+")
@@ -42,11 +44,24 @@ _ONE_PAIR = re.compile(
 )  # fmt: skip
 _JUDGED = re.compile(
     rb"(?i)^(?:[^a-z]|info\b|debug\b){0,80}(?:test|validation|valid|val|eval|evaluation|dev)\b"
-    rb"(?!\s*[/_]|\s+(?:loss|acc|ppl))"
+    rb"(?!\s*[/_]|\s+(?:loss|acc|ppl|[-\d]))"
 )
 _SETTINGS = re.compile(rb"Namespace\(|Arguments\(|Config\(|[Cc]onfig\b.{0,20}[:=]")
 _ACTIONS: dict[str, EventKind] = {
     "resume": "resume", "skip": "skip", "rollback": "rollback", "restore": "rollback", "stop": "stop",
+}  # fmt: skip
+# a line of a source file, as tracebacks quote it: what it says did not happen
+_CODE = re.compile(rb"^\s*(?:raise [A-Za-z]|File \"|assert |return |print\(|if .{1,200}:\s*$|def |import )")
+_OF = re.compile(rb"\d+\s*(?:/|of)\s*\d+")
+# a NaN that stands where a value would
+_NAN_VALUE = re.compile(
+    rb"(?i)(?:[:=,(\[|\t>~<'\"-]|\d|  |\b(?:is|was|became|got|of|to) |\b(?:np|numpy|torch|math|float\d*)[.(])\s*"
+    rb"[-+]?nan(?![a-z_])|\s[-+]?nan\W{0,3}$|\w\s[-+]nan\b|1\.\#(?:qnan|snan|ind)"
+)
+_NUMBERS = re.compile(rb"(?<![\w.])" + numbers.NUMBER)
+_CHINESE = {
+    "：": ":", "，": ",", "（": "(", "）": ")", "＝": "=", "损失": " loss ", "学习率": " lr ",
+    "轮": " epoch ", "步": " step ", "ロス": " loss ", "손실": " loss ", "第": " ",
 }  # fmt: skip
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval"})
@@ -64,6 +79,7 @@ class Desk:
         self._bars = Bars(self)
         self._tables = Tables(self)
         self._tracebacks = Tracebacks(collector)
+        self._shapes = Shapes(collector)
         self._waiting: Reading | None = None
         self._last: Grammar | None = None
         self._names: dict[str, str] = {}
@@ -95,6 +111,7 @@ class Desk:
         self._take(self._lines.rest())
         self.settle()
         self._tables.close()
+        self._shapes.close()
         if self._lines.cut:
             self.collector.note("a line of more than 4 MB was cut", self._lines.cut)
 
@@ -182,12 +199,26 @@ class Desk:
                 self.collector.event(_ACTIONS.get(action, "warning"), text, name=str(verdict), step=step, line=number)
 
     def _take_piece(self, piece: bytes, number: int) -> None:
+        """Read a piece; a NaN beside a metric counts, whatever the layout of its line."""
+        seen = self.collector.nonfinite_seen
+        self._read_piece(piece, number)
+        lower = piece.lower()
+        unread = self.collector.nonfinite_seen == seen and not self.waits and (b"nan" in lower or b"1.#" in lower)
+        if unread and METRIC.search(piece) and _NAN_VALUE.search(piece) and not _CODE.match(piece):
+            text = piece.strip().decode("utf-8", "replace")
+            self.collector.event("nan", text, name="nan-in-line", line=number)
+
+    def _read_piece(self, piece: bytes, number: int) -> None:
         piece = _RANK.sub(b"", piece) if piece[:1] in b"[(" else piece
+        if not piece.isascii():
+            piece = _translate(piece)
         if not piece.strip():
             return
         if self._tracebacks.take(piece, number):
             self.release(None)
             self._block = False
+            return
+        if _CODE.match(piece) or _SETTINGS.match(piece):
             return
         if self._words_only:
             if (found := find(piece)) is not None:
@@ -197,6 +228,7 @@ class Desk:
         if shape in self._nothing:
             self.release(None)
             self._block = False
+            self._shapes.take(piece, number)
             return
         rest = self._bars.take(piece)
         if rest is piece or rest.strip():
@@ -208,8 +240,10 @@ class Desk:
         found = find(rest)
         if found is not None:
             self._take_message(found, rest, number)
-        elif not self._take_plain(rest) and rest is piece and shape and len(self._nothing) < 10_000:
-            self._nothing.add(shape)
+        elif not self._take_plain(rest):
+            self._shapes.take(rest, number)
+            if rest is piece and shape and len(self._nothing) < 10_000:
+                self._nothing.add(shape)
 
     def _take_braces(self, piece: bytes) -> bool:
         readings = read_braces(piece)
@@ -260,13 +294,16 @@ class Desk:
         roles = {meaning(name).role for name in reading.values}
         telling = not _TELLING.isdisjoint(roles) and not _SETTINGS.search(piece)
         alone = _ONE_PAIR.fullmatch(piece) is not None
+        parts = [v for name, v in reading.values.items() if meaning(name).role == "component"]
         placed = reading.step is not None or reading.epoch is not None or not roles.isdisjoint(("loss", "grad_norm"))
+        placed = placed or len(parts) > 1 or not all(map(math.isfinite, parts))
         known = self._block or (alone and self.collector.pacer.unit is not None)
         if (self._block and alone) or (telling and (placed or known)):
             self.emit(reading._replace(judged=_JUDGED.match(piece) is not None), piece)
         else:
             self._block = False
-        return alone or telling
+            return not telling and alone
+        return True
 
     def _take_heading(self, reading: Reading, piece: bytes) -> bool:
         """A line of counters and nothing else stands above the values that belong to them."""
@@ -275,7 +312,7 @@ class Desk:
         elif reading.step is not None and is_heading(piece):
             self.emit(reading, piece)
             return True
-        elif reading.epoch is not None and len(piece) < 120:
+        elif reading.epoch is not None and len(piece) < 120 and len(_NUMBERS.findall(_OF.sub(b"1", piece))) <= 1:
             self.epoch, self._block = reading.epoch, True
             return True
         self._block = False
@@ -294,3 +331,16 @@ def _shape(piece: bytes) -> bytes:
     for _ in range(4):
         shape = shape.replace(b"00", b"0")
     return shape
+
+
+def _translate(piece: bytes) -> bytes:
+    """Full-width punctuation, and the words for loss and rate in other scripts, as the grammars know them.
+
+    >>> _translate("Loss：nan".encode())
+    b'Loss:nan'
+    """
+    text = piece.decode("utf-8", "surrogateescape")
+    for word, plain in _CHINESE.items():
+        if word in text:
+            text = text.replace(word, plain)
+    return text.encode("utf-8", "surrogateescape")

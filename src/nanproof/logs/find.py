@@ -31,7 +31,7 @@ _OTHER = frozenset({
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval", "loss_scale"})
 _HINTS = (
     b"loss", b"grad_norm", b"grad norm", b"gnorm", b"nll", b"kld", b"bce", b"mse", b"l_pix", b"overflow",
-    b"returned nan", b"trl:", b"tel:",
+    b"nan", b"traceback", b"error", b"trl:", b"tel:", b"exception", b"\xe6\x8d\x9f\xe5\xa4\xb1",
 )  # fmt: skip
 """In a log of training there is one of these; looking for them is much quicker than reading."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
@@ -116,7 +116,9 @@ def _tells(series: Series) -> bool:
     """Whether this is the log of a training: it has a loss or a norm, or it says that one of them is bad."""
     if any(c.role in _TELLING for c in series.columns.values()):
         return True
-    return any(e.name in ("scale-overflow", "loss-nonfinite", "grad-nonfinite", "anomaly") for e in series.events)
+    return any(
+        e.kind in ("nan", "exception", "overflow", "hardware") or e.name == "labels-masked" for e in series.events
+    )
 
 
 def _runs(path: Path) -> Iterator[LogFile]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from . import numbers
-from .names import EPOCH_KEYS, LAST_STEP_KEYS, STEP_KEYS
+from .names import EPOCH_KEYS, LAST_STEP_KEYS, STEP_KEYS, meaning
 from .plan import wanted
 
 # A name is made of up to six words, none of which is itself a number word (but "nan iterations" are words); then ":" or
@@ -25,10 +25,13 @@ _WORD = (
 )
 _PAIR = re.compile(
     rb"(?<![\w./@-])(?P<key>" + _WORD + rb"(?: " + _WORD + rb"){0,5}+(?: ?\([A-Za-z/.]{1,12}\))?)['\"\]]?"
-    rb"(?:\s{0,20}[:=]\s{0,20}|\s{1,20})(?:tensor\(|array\(|np\.float\d+\()?[\[({'\"]{0,3}\s{0,9}"
+    rb"(?:\s{0,20}[:=]\s{0,20}| - |\s{1,20})"
+    rb"(?:tensor\(|array\(|np\.float\d+\()?(?:\{['\"][\w.]{1,30}['\"]:)?[\[({'\"]{0,3}\s{0,9}"
     rb"(?P<value>" + numbers.NUMBER + rb")(?:ms|s|%|[kKMGT]i?B?|it)?" + numbers.END +
     rb"(?:['\"]?\s{0,10}/\s{0,10}['\"]?(?P<last>\d{1,18})(?![\w.:]))?"
+    rb"(?:(?:\s{1,3}|\s{0,3}:\s{1,3})(?P<after>" + numbers.NUMBER + rb")" + numbers.END + rb")?"
 )  # fmt: skip
+_COUNTED = re.compile(rb"(?i) (?:at|after|in|for|on) (?:step|iteration|iter|epoch|batch|update)$")
 _COUNTERS = ("step", "iteration", "iter", "epoch", "batch", "update")
 _BEFORE_COUNTERS = frozenset({"train", "training", "learning", "global", "current", "completed", "optimizer", "at"})
 LINE = 16_384
@@ -84,9 +87,13 @@ def read_pairs(text: bytes) -> Reading:
     best = len(STEP_KEYS)
     values: dict[str, float] = {}
     for match in _PAIR.finditer(text, 0, LINE):
-        key, number, total = match.groups()
+        key, number, total, after = match.groups()
         kind, name, rank = _key(key)
         value = numbers.value(number)
+        if after is not None and kind == "value" and number.isdigit() and not after.isdigit():
+            counted = _COUNTED.sub(b"", key)  # "Train loss 17 nan", "Loss at step 10: 0.5": the first one counts
+            if _is_loss(counted) and step is None:
+                step, name, value = int(number), counted.decode("ascii", "replace"), numbers.value(after)
         if kind == "value":
             values.setdefault(name, value)
         elif kind == "step":
@@ -97,6 +104,11 @@ def read_pairs(text: bytes) -> Reading:
         elif kind == "last":
             limit = numbers.whole(value)
     return Reading(values, step, last if limit is None else limit, epoch)
+
+
+@lru_cache(maxsize=1024)
+def _is_loss(key: bytes) -> bool:
+    return meaning(key.decode("ascii", "replace")).role in ("loss", "component", "eval")
 
 
 def is_heading(text: bytes) -> bool:

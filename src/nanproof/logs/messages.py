@@ -49,6 +49,7 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("norm-nonfinite", "warning", r"non-?finite norm encountered|total norm of order .{0,40} is non-finite"),
     ("probabilities", "nan", r"probability tensor contains either"),
     ("distribution", "nan", r"to satisfy the constraint \w+\(.{0,40}found invalid values"),
+    ("distribution", "nan", r"the parameter \w+ has invalid values"),
     ("negative-std", "nan", r"normal expects all elements of std >= 0"),
     ("nan-in-file", "nan", r"\bnan (?:detected |found )?in (?:\w+ ){0,2}\w+: ?(?P<file>\S*/\S+|\S+\.\w{2,5})"),
     ("nan-detected", "nan", r"\b(?:nans?|infs?|nan or inf|inf or nan|nan/inf)\b.{0,20}(?:detected|found|encountered)"),
@@ -61,8 +62,11 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ),
     ("labels-masked", "warning", r"all labels in your dataset are -100"),
     ("labels-masked", "warning", r"tokenization mismatch: (?P<have>\d+) vs\.? (?P<want>\d+)"),
+    ("labels-masked", "warning", r"could not find (?:response|instruction|assistant) (?:key|template|marker)"),
     ("kernel-not-built", "exception", r"kernel .{0,200}(?:is|built) for sm_?\d+|no kernel image is available"),
     ("sdpa-strides", "warning", r"cuDNN SDPA backward got grad_output\.strides"),
+    ("label-assert", "exception", r"Assertion [`'\"].{0,80}(?:n_classes|< ?num_classes|cur_target).{0,40} failed"),
+    ("label-assert", "exception", r"Target -?\d+ is out of bounds"),
     ("device-assert", "exception", r"device-side assert triggered"),
     ("out-of-memory", "exception", r"out of memory"),
     (
@@ -96,10 +100,13 @@ _PATTERNS = tuple((name, kind, re.compile(pattern.encode(), re.IGNORECASE)) for 
 _TRIGGER = re.compile(
     rb"overflow|nan|inf(?!o)|finite|loss scale|tensor contains|constraint|expects all|unscale|not initialized"
     rb"|are -100|mismatch|kernel|strides|device-side|out of memory|encountered|lr_scheduler|xid|ecc|cuda error|nccl"
+    rb"|assert|target|could not find|invalid value"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
     rb"|sav|writ|wrot|checkpoint|training|oom|warn"
 )
 _WARNING = re.compile(rb"\b(?:\w*Warning:|WARNING\b|WARN\b)")
+NONE = re.compile(rb"(?i)\b(?:no|not|without|zero|0|never|isn't|aren't) (?:any )?(?:nans?|infs?|non-?finite)\b")
+"""What denies a NaN: "no NaN found in 300 gradients"."""
 LINE = 4_096
 
 
@@ -110,7 +117,7 @@ def find(line: bytes) -> Found | None:
         return None
     for name, kind, pattern in _PATTERNS:
         match = pattern.search(line)
-        if match is not None:
+        if match is not None and not (kind == "nan" and NONE.search(line)):
             details = {k: v.decode("utf-8", "replace") for k, v in match.groupdict().items() if v is not None}
             return Found(name, kind, details)
     return Found("", "warning", {}) if _WARNING.search(line) is not None else None

@@ -7,7 +7,7 @@
 >>> story.outcome
 'dead'
 >>> print(story.first.text)
-loss is NaN from step 40 on; the last finite value was 2 at step 39
+loss is NaN since step 40; the last finite value was 2 at step 39
 >>> print(story.dead.text)
 loss is NaN for 60 steps, to the end: 60 % of the steps after 0
 """
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .moments.failure import ORDER, find_dead, find_nonfinite, find_zeros
-from .moments.level import find_level
+from .moments.level import BOTTOM, find_level
 from .moments.moment import Moment, MomentKind
-from .moments.rates import find_frozen, find_jumps
+from .moments.rates import find_frozen, find_jumps, find_negative
 from .moments.scale import find_scale, find_skips
 from .moments.spikes import find_growth, find_spikes
 from .moments.words import find_resumes, find_words
@@ -80,7 +80,8 @@ def timeline(series: Series) -> Timeline:
     bad = find_nonfinite(series)
     found = [
         *bad, *find_zeros(series), *find_growth(series), *find_spikes(series), *find_jumps(series),
-        *find_frozen(series), *find_scale(series), *find_skips(series), *find_level(series), *find_words(series),
+        *find_frozen(series), *find_negative(series), *find_scale(series), *find_skips(series), *find_level(series),
+        *find_words(series),
         *find_resumes(series), *find_dead(series),
     ]  # fmt: skip
     told = [c for c in series.columns.values() if c.role in ORDER and len(c)]
@@ -106,9 +107,16 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
         return "dead"
     if kinds & {"exception", "hardware"} or any(m.kind == "stop" and m.name != "early-stopping" for m in moments):
         return "stopped"
-    telling = ("loss", "component", "grad_norm")
-    if kinds & {"hidden-nan", "message", "nan-iterations"} or any(
-        m.kind == "nonfinite" and series.columns[m.column].role in telling for m in moments
-    ):
+    if kinds & {"hidden-nan", "message", "nan-iterations"} or any(_hurts(series, m) for m in moments):
         return "hurt"
-    return "useless" if kinds & {"masked-loss", "flat", "chance", "divergence"} else "healthy"
+    grown = any(m.kind == "growth" and series.columns[m.column].role != "grad_norm" for m in moments)
+    wrong = {"masked-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
+    fell = any(m.kind == "negative-loss" and m.numbers["lowest"] < BOTTOM for m in moments)
+    return "useless" if grown or fell or kinds & wrong else "healthy"
+
+
+def _hurts(series: Series, moment: Moment) -> bool:
+    """A NaN in a loss, a norm, a rate or an evaluation; in a metric only where it had a value before."""
+    if moment.kind != "nonfinite":
+        return False
+    return series.columns[moment.column].role != "other" or moment.numbers["count"] < moment.numbers["points"]

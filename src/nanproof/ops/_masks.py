@@ -29,8 +29,8 @@ def keep_of(mask: Tensor | None, x: Tensor, name: str = "x") -> Tensor:
 
 def expanded(small: Tensor, x: Tensor, small_name: str, name: str) -> Tensor:
     """``small`` broadcast to ``x``'s shape."""
-    lined_up = zip(reversed(small.shape), reversed(x.shape), strict=False)
-    if small.ndim > x.ndim or any(a not in (1, b) for a, b in lined_up):
+    last = x.shape[x.ndim - small.ndim :] if small.ndim <= x.ndim else None
+    if last is None or any(a not in (1, b) for a, b in zip(small.shape, last, strict=True)):
         raise UsageError(
             f"{small_name} of shape {tuple(small.shape)} does not broadcast to {name} of shape {tuple(x.shape)}",
             hint=f"give {small_name} the shape of {name}, with 1 where it repeats",

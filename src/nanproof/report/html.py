@@ -18,11 +18,11 @@ from ..files import write_atomic
 from ..records import to_json
 from ..watch import history
 from ..watch.runs import Run
-from ..watch.server import page_file
+from ..watch.server import MODULES, page_file
+from ..watch.why import facts_of
 
-MODULES = ("source.js", "series.js", "marks.js", "chart.js", "panel.js", "app.js")  # each after what it imports
-_IMPORT = re.compile(r"^import .*? from \"\./[\w.]+\";\n", re.M)
-_EXPORT = re.compile(r"^export ", re.M)
+_IMPORT = re.compile(r"^import \{(.*?)\} from \"\./(\w+)\.js\";\n", re.M)
+_EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.M)
 _LINKS = re.compile(r'<link rel="stylesheet"[^>]*>\n|<script [^>]*></script>\n')
 
 
@@ -52,10 +52,17 @@ def _text(name: str) -> str:
 
 
 def _bundle() -> str:
-    """The modules of the page one after the other, in one scope."""
-    text = "\n".join(_EXPORT.sub("", _IMPORT.sub("", _text(name))) for name in MODULES)
+    """The modules of the page one after the other, each a function that returns what it exports."""
+    text = "window.uPlot = uPlot;\n" + "\n".join(map(_module, MODULES))
     assert "</script" not in text
-    return f"window.uPlot = uPlot;\n{text}"
+    return text
+
+
+def _module(name: str) -> str:
+    source = _IMPORT.sub(lambda m: f"const {{{m[1]}}} = {m[2]}_js;\n", _text(name))
+    exports = ", ".join(m[1] for m in _EXPORT.finditer(source))
+    body = _EXPORT.sub(lambda m: m[0].removeprefix("export "), source)
+    return f"const {name.removesuffix('.js')}_js = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();"
 
 
 def _hash(text: str) -> str:
@@ -63,14 +70,11 @@ def _hash(text: str) -> str:
 
 
 def _data(runs: Sequence[Run], note: str) -> dict[str, Any]:
-    told: list[dict[str, Any]] = []
-    points: dict[str, str] = {}
-    incidents: dict[str, Any] = {}
+    data: dict[str, Any] = {"runs": [], "points": {}, "incidents": {}, "facts": {}, "note": note}
     for run in runs:
         run.poll()
-        listed = run.incidents()
-        series = run.series
-        told.append({"id": run.id, "name": run.name, "incidents": listed, **history.about(series)})
-        points[run.id] = base64.b64encode(history.encode(series, width=5000)).decode()
-        incidents |= {i["id"]: run.incident(i["id"]) for i in listed}
-    return {"runs": told, "points": points, "incidents": incidents, "note": note}
+        data["runs"].append(run.told())
+        data["points"][run.id] = base64.b64encode(history.encode(run.series, width=5000)).decode()
+        data["incidents"] |= {i["id"]: run.incident(i["id"]) for i in run.incidents()}
+        data["facts"][run.id] = facts_of(run.path, run.state(), run.incidents())
+    return data

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..diagnosing import Diagnosis, diagnose
-from ..errors import NanproofError
+from ..diagnosing import Diagnosis
 from ..files import write_atomic
 from ..logs.timeline import Timeline, timeline
 from ..watch.glance import value
 from ..watch.runs import Run
+from ..watch.why import diagnosed, why
+from .compare import compare
 from .settings import changed, proposed
 
 
@@ -25,19 +26,39 @@ def markdown(runs: Sequence[Run]) -> str:
     for run in runs:
         run.poll()
     stories = [timeline(run.series) for run in runs]
-    lines = [f"# {' and '.join(_text(r.name) for r in runs)}", ""]
+    lines = [f"# {' and '.join(_text(r.name) for r in runs)}", "", *_states(runs), ""]
     if len(runs) > 1:
-        lines += [*_comparison(runs, stories), "", *_settings(runs)]
+        lines += [*_comparison(runs, stories), "", *_differences(runs), *_settings(runs)]
     for run, story in zip(runs, stories, strict=True):
         lines += [*_run(run, story, alone=len(runs) == 1), ""]
     lines += [*_monitoring(runs), ""]
     return "\n".join(lines)
 
 
+def _states(runs: Sequence[Run]) -> Iterator[str]:
+    """How each run stands, before anything else; one that died must not be found out from a table."""
+    for run in sorted(runs, key=lambda r: not r.state().bad):
+        state = run.state()
+        name = f"{_text(run.name)}: " if len(runs) > 1 else ""
+        yield f"- {name}**{_text(state.headline)}**{f': {_text(state.why)}' if state.why else ''}"
+
+
+def _differences(runs: Sequence[Run]) -> Iterator[str]:
+    found = compare(runs[0], runs[1])
+    yield from ("### Where they part", "", f"- {_text(found.first)}", "")
+    rows = [*found.environment, *([("command", *found.command)] if found.command else [])]
+    if rows:
+        names = " | ".join(_text(r.name) for r in runs[:2])
+        yield from ("### Environment", "", f"| | {names} |", "|---|---|---|")
+        yield from (f"| {' | '.join(map(_text, row))} |" for row in rows)
+        yield ""
+
+
 def _comparison(runs: Sequence[Run], stories: Sequence[Timeline]) -> Iterator[str]:
     yield f"| | {' | '.join(_text(r.name) for r in runs)} |"
     yield f"|---|{'---|' * len(runs)}"
     rows: list[tuple[str, list[str]]] = [
+        ("state", [_text(r.state().headline) for r in runs]),
         ("outcome", [s.outcome for s in stories]),
         ("last step", [f"{s.last_step:,}" if s.last_step is not None else "–" for s in stories]),
         ("first thing wrong", [_text(s.first.text) if s.first else "nothing" for s in stories]),
@@ -85,7 +106,7 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
     if not alone:
         yield f"## {_text(run.name)}"
         yield ""
-    diagnosis, failed = _diagnosis(run)
+    diagnosis, failed = diagnosed(run.path)
     yield "### Root cause"
     yield ""
     yield from _causes(diagnosis, failed)
@@ -103,13 +124,9 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
     for title, text in (diagnosis.tables if diagnosis else {}).items():
         yield from (f"### {title}", "", "```text", text.rstrip(), "```", "")
     yield from _checklist(run, story, diagnosis, incidents)
-
-
-def _diagnosis(run: Run) -> tuple[Diagnosis | None, str]:
-    try:
-        return diagnose(run.path), ""
-    except NanproofError as error:
-        return None, str(error)
+    cause = why(run.path, run.state(), run.incidents(), diagnosis)
+    if cause.command:
+        yield from ("### Next command", "", _code(cause.command), "")
 
 
 def _causes(diagnosis: Diagnosis | None, failed: str) -> Iterator[str]:

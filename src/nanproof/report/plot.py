@@ -49,13 +49,15 @@ def _draw(axes: Any, title: str, group: Sequence[tuple[str, Column]]) -> None:
         part = thin(column, WIDTH)
         finite = np.isfinite(part.values)
         colour = COLOURS[number % len(COLOURS)]
-        axes.plot(part.steps[finite], part.values[finite], linewidth=1, color=colour, label=name.replace("$", r"\$"))
+        shown = np.where(finite, part.values, np.nan)  # no line leads across what is not finite
+        axes.plot(part.steps, shown, linewidth=1, color=colour, label=name.replace("$", r"\$"))
         bad = stretches(column)
-        for first, last, _, _ in bad:
-            axes.axvspan(first, max(last, first + 0.5), ymin=0.95, color="#c8102e", linewidth=1)
-        count = sum(nan + inf for _, _, nan, inf in bad)
+        _bands(axes, bad, colour, number)
+        count = sum(sum(counts) for _, _, *counts in bad)
         what = "steps" if len(part) == column.total else "steps, thinned to their extremes,"
         told.append(f"{column.total:,} {what} plotted" + (f", {count:,} of them not finite" if count else ""))
+    low, high = min(int(c.steps.min()) for _, c in group), max(int(c.steps.max()) for _, c in group)
+    axes.set_xlim(low, high + (low == high))
     if positive:
         axes.set_yscale("log")
     axes.set_title(f"{title} ({'; '.join(told)})", loc="left", fontsize=10)
@@ -65,3 +67,17 @@ def _draw(axes: Any, title: str, group: Sequence[tuple[str, Column]]) -> None:
         axes.spines[side].set_visible(False)
     if len(group) > 1:
         axes.legend(frameon=False)
+
+
+def _bands(axes: Any, bad: Sequence[Sequence[int]], colour: str, row: int) -> None:
+    """Stretches of non-finite values over the whole height, in the run's own color, the longest of them labelled."""
+    for first, last, *_ in bad:
+        axes.axvspan(first, max(last, first + 0.5), facecolor=colour, alpha=0.14, hatch="///", edgecolor=colour)
+        axes.axvspan(first, max(last, first + 0.5), ymin=0.97, color=colour, linewidth=1)
+    for first, last, *counts in sorted(bad, key=lambda b: b[0] - b[1])[:3]:
+        kinds = ", ".join(word for word, n in zip(("NaN", "Inf", "-Inf"), counts, strict=True) if n)
+        label = f"{kinds} {first:,}" + (f"–{last:,}" if last > first else "")
+        axes.text(
+            first, 0.95 - 0.08 * row, label, transform=axes.get_xaxis_transform(), fontsize=8, color="white", va="top",
+            clip_on=True, bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.5},
+        )  # fmt: skip

@@ -7,28 +7,16 @@ from pathlib import Path
 
 from ..config import harden
 from ..config.value import show
-from ..diagnosing.sources.configs import Config, find_configs
-from ..diagnosing.sources.places import find_places
 from ..errors import NanproofError
 from ..watch.runs import Run
+from ..watch.why import configs_of, settings_of
 
 Row = tuple[str, ...]
 
 
-def configs_of(run: Run) -> list[Config]:
-    """The project's own configs in a run's folder."""
-    if not run.path.is_dir():
-        return []
-    try:
-        places = find_places([run.path])
-        return [c for c in find_configs(places.configs, run.path) if c.kind == "own"]
-    except NanproofError:
-        return []
-
-
 def changed(runs: Sequence[Run]) -> Iterator[Row]:
     """Settings that are not the same in the configs of two runs: key, first, second."""
-    before, after = ({v.key: show(v.value) for c in configs_of(r) for v in c.settings} for r in runs[:2])
+    before, after = (settings_of(r.path) for r in runs[:2])
     if not before or not after:
         return
     for key in sorted(before.keys() | after.keys()):
@@ -38,7 +26,7 @@ def changed(runs: Sequence[Run]) -> Iterator[Row]:
 
 def proposed(run: Run) -> Iterator[Row]:
     """What harden would change: setting, before, after, why."""
-    for config in configs_of(run)[:3]:
+    for config in configs_of(run.path)[:3]:
         try:
             hardening = harden(config.path)
         except NanproofError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing.process
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,11 +26,11 @@ class Child:
     begin: Begin
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from .launcher import Stage
-        from .voice import speak
+        from .console import show_messages
+        from .launcher import Stage, log_summary
 
-        with speak():
-            stage = Stage(self.options, lambda _: None, self.begin)
+        with show_messages():
+            stage = Stage(dataclasses.replace(self.options, child=True), log_summary, self.begin)
             stage.set_up()
             code = 1
             try:
@@ -36,7 +38,10 @@ class Child:
                 code = 0
                 return result
             except SystemExit as leaving:
-                code = leaving.code if isinstance(leaving.code, int) else 1
+                code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+                raise
+            except BaseException as error:
+                stage.died = error
                 raise
             finally:
                 stage.end(code)
@@ -54,7 +59,8 @@ def watch_children(stage: Stage, options: Options, begin: Begin) -> Callable[[],
         if target is None or getattr(process, "_start_method", None) == "fork" or home.startswith(_LEFT_ALONE):
             return
         stage.children += 1
-        process._target = Child(target=target, options=options, begin=begin)
+        there = dataclasses.replace(options, run_dir=options.run_dir.absolute())
+        process._target = Child(target=target, options=there, begin=begin)
 
     base.__init__ = init
 
@@ -62,3 +68,16 @@ def watch_children(stage: Stage, options: Options, begin: Begin) -> Callable[[],
         base.__init__ = original
 
     return undo
+
+
+_at_fork: list[Callable[[], None]] = []
+_registered: list[bool] = []
+
+
+def after_fork(call: Callable[[], None]) -> Callable[[], None]:
+    """Call something in every process that is forked from now on; what is returned ends that."""
+    if not _registered:  # for good: Python has no way to take it back
+        _registered.append(True)
+        os.register_at_fork(after_in_child=lambda: [one() for one in list(_at_fork)])
+    _at_fork.append(call)
+    return lambda: _at_fork.remove(call)

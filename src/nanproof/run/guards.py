@@ -2,56 +2,137 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import nn
 
+from ..errors import LockedError
 from ..guard import Guard
-from ..integrations.deliveries import Deliveries
+from ..guard.data import DataSource
+from ..guard.external import ExternalLoop, attach
+from ..guard.rundir import RunDir
+from ..guard.tally import Tally
+from .attachment import FirstStep, describe
 from .options import Options
+
+if TYPE_CHECKING:
+    from ..integrations.deepspeed import EngineGuard
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is left of a closed guard: its folder and its counts."""
+
+    run_dir: Path | None
+    tally: Tally
+
+
+@dataclass(eq=False)
+class Record:
+    """What is kept of a guard: its folder and counts. The guard itself goes when the script lets its model go."""
+
+    guard: weakref.ref[Guard] | weakref.ref[EngineGuard]
+    run: RunDir
+    rank: int
+
+    def account(self) -> dict[str, Any]:
+        counts = {k: v for k, v in self.run.tally.state_dict().items() if v}
+        return {"folder": str(self.run.path), "rank": self.rank, **counts, "summary": self.run.summary()}
 
 
 class Guards:
-    """Those at work, those of trainers' callbacks among them, and what became of the others."""
+    """Open guards, those of trainers' callbacks among them, and summaries of closed ones."""
 
-    def __init__(self, options: Options, deliveries: Deliveries) -> None:
-        self._options, self._deliveries = options, deliveries
+    def __init__(self, options: Options, data: DataSource) -> None:
+        self._options, self._data = options, data
         self.policy = options.make_policy()
-        self.open: list[Guard] = []
+        self._records: list[Record] = []
         self.accounts: list[dict[str, Any]] = []
         """Counts of those that are closed; the models that they were for may be gone."""
+        self.tell: Callable[[str], None] = lambda _: None
+        """Hears of every guard that has judged its first step."""
 
-    def make(self, model: Any, optimizer: Any, **options: Any) -> Guard:
-        """A guard in the run's folder, or below it for whatever is trained after the first."""
+    @property
+    def open(self) -> list[Guard]:
+        return [g for g in self._all if isinstance(g, Guard)]
+
+    @property
+    def _all(self) -> list[Guard | EngineGuard]:
+        found = [r.guard() for r in self._records]
+        return [g for g in found if g is not None and g.open]
+
+    def make(self, model: Any, optimizer: Any, *, after: Past | None = None, **options: Any) -> ExternalLoop:
+        """A guarded loop in the run's folder, or below it for whatever is trained after the first.
+
+        ``after`` is a closed guard of the same model, to which other optimizers have come: its counts go on.
+        """
         self.retire()
-        given = {**self._options.guard, "policy": self.policy, **options}
-        roots = list(model.children()) if isinstance(model, nn.ModuleDict | nn.ModuleList) else [model]
+        given = {**self._options.guard_options(), "policy": self.policy, "data": self._data, **options}
+        if after is not None and after.run_dir is not None:
+            self.accounts = [a for a in self.accounts if a["folder"] != str(after.run_dir)]
+            folder, given["continues"] = after.run_dir, after.tally
+        else:
+            folder = self._folder()
+        try:
+            loop = attach(model, optimizer, run_dir=folder, **given)
+        except LockedError:  # another process of this run was first; no lock may end a training
+            loop = attach(model, optimizer, run_dir=self._options.run_dir / f"pid-{os.getpid()}", **given)
+        guard = loop.guard
+        self._keep(Record(weakref.ref(guard), guard._engine.run, guard.rank), describe(guard))
+        return loop
+
+    def make_for_engine(self, engine: Any) -> None:
+        """Guard a DeepSpeed engine."""
+        from ..integrations.deepspeed import guard_engine
+
+        self.retire()
+        guard = guard_engine(engine, run_dir=self._folder(), policy=self.policy, data=self._data)
+        where = f"guarding DeepSpeed's engine; records in {guard.run_dir}"
+        self._keep(Record(weakref.ref(guard), guard.run, guard.rank), where)
+
+    def _keep(self, record: Record, line: str) -> None:
+        record.run.says_summary = False  # the end of the run says it
+        record.run.observers.append(FirstStep(lambda: self.tell(line if record.rank == 0 else "")))
+        self._records.append(record)
+
+    def _folder(self) -> Path:
         folder = self._options.run_dir
         if _several_ranks():
-            if all(_reduces(m) for m in roots):
-                folder = folder if self._options.run_dir_given else Path(_agree("run_dir", str(folder)))
-            else:
-                # nobody knows whether these ranks keep step with each other: no guard of one may wait for another
-                given["share"] = "nothing"
-                folder = folder.with_name(f"{folder.name}-r{dist.get_rank()}") if dist.get_rank() else folder
-        earlier = len(self.open) + len(self.accounts)
-        guard = Guard(model, optimizer, run_dir=folder / f"part-{earlier + 1}" if earlier else folder, **given)
-        guard._post.feed.delivered = self._deliveries.recent
-        self.open.append(guard)
-        return guard
+            if not self._options.run_dir_given:
+                folder = Path(_agree("run_dir", str(folder)))
+        elif self._options.child:
+            folder = folder / f"pid-{os.getpid()}"
+        earlier = len(self._records) + len(self.accounts)
+        return folder / f"part-{earlier + 1}" if earlier else folder
 
     def retire(self) -> None:
-        """Keep the accounts of guards that are closed, and nothing else of them."""
-        for guard in [g for g in self.open if not g.open]:
-            self.open.remove(guard)
-            counts = {k: v for k, v in guard.tally.state_dict().items() if v}
-            saves = {"not_saved": guard.tally.blocked} if guard.tally.blocked else {}
-            self.accounts.append({"folder": str(guard.run_dir), "rank": guard.rank, **counts, **saves})
+        """Keep the accounts of guards that are closed or gone, and nothing else of them."""
+        for record in list(self._records):
+            guard = record.guard()
+            if guard is None or not guard.open:
+                if guard is None and not record.run.closed:
+                    for observer in record.run.observers:
+                        observer.closed()
+                    record.run.close()
+                self._records.remove(record)
+                account = record.account()
+                if isinstance(guard, Guard) and guard.repairs:
+                    account["repairs"] = [r.to_json() for r in guard.repairs]
+                self.accounts.append(account)
+
+    def forked(self, options: Options) -> None:
+        """In a forked process: the guards are the parent's."""
+        for record in self._records:
+            record.run.closed = True
+        self._options, self._records, self.accounts = options, [], []
 
     def close(self) -> None:
-        for guard in self.open:
+        for guard in self._all:
             guard.close()
         self.retire()
 
@@ -60,17 +141,7 @@ def _several_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _reduces(module: nn.Module) -> bool:
-    """Whether gradients of this module are brought together over ranks by torch itself."""
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        return True
-    sharded = any(hasattr(p, "_local_tensor") for p in module.parameters())
-    return sharded or type(module).__name__ == "FullyShardedDataParallel"
-
-
 def _agree(key: str, value: str) -> str:
-    """What the first rank says, through the store that all ranks have met at; needs no device."""
+    """What the first rank to come says, through the store that all ranks have met at: nobody waits for anybody."""
     store = dist.distributed_c10d._get_default_store()
-    if dist.get_rank() == 0:
-        store.set(f"nanproof/{key}", value)
-    return str(store.get(f"nanproof/{key}").decode())
+    return bytes(store.compare_set(f"nanproof/{key}", "", value)).decode()

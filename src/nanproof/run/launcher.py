@@ -7,27 +7,31 @@ Nothing is patched outside of the call, and torch is not imported before the pro
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import GuardStop, NanproofError, UsageError
-from ..files import make_folder, write_atomic
-from ..records import to_json
-from .arrivals import Arrivals
-from .children import watch_children
+from .children import after_fork, watch_children
+from .import_hooks import ImportHooks
 from .options import Options
 from .program import Program
+from .record import RunRecord
 
 if TYPE_CHECKING:
     from .session import Session
 
 Begin = Callable[[Options], "Session"]
+State = Literal["finished", "failed", "interrupted", "stopped"]
+log = logging.getLogger("nanproof")
+_OURS = str(Path(__file__).parents[1]) + os.sep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +40,19 @@ class Outcome:
 
     exit_code: int
     """The program's own, or 66 when the guard stopped it on purpose."""
+    state: State
     run_dir: str | None
-    """Where its records are; None when nothing was guarded."""
+    """Where its records are; None when nothing was guarded in this process."""
+    attached: bool = False
+    """Whether a guard has judged a step."""
+    reason: str = ""
+    """Why nothing was guarded."""
     guarded: tuple[Mapping[str, Any], ...] = ()
     """For each guard its folder, counts and reasons."""
     not_guarded: Mapping[str, str] = field(default_factory=dict)
     """What could not be hooked, by name, and why."""
+    processes: tuple[Mapping[str, Any], ...] = ()
+    """The records of processes that the program has started and that trained."""
 
     @property
     def stopped(self) -> bool:
@@ -57,12 +68,21 @@ class Stage:
         self._undo: list[Callable[[], None]] = []
         self._process = os.getpid()
         self._over = False
+        self._record = RunRecord()
         self.children = 0
+        self.died: BaseException | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that it was set up in."""
+        return os.getpid() == self._process
 
     def set_up(self) -> None:
-        arrivals = Arrivals()
-        self._undo.append(arrivals.end)
+        self._write_state()
+        hooks = ImportHooks()
+        self._undo.append(hooks.end)
         self._undo.append(watch_children(self, self._options, self._begin))
+        self._undo.append(after_fork(self._forked))
         original = os._exit
         self._undo.append(lambda: setattr(os, "_exit", original))
 
@@ -77,38 +97,118 @@ class Stage:
             from .trainers import watch_trainers
 
             self._session = session = self._begin(self._options)
+            session.attachment.on_change = self._write_state
+            session.guards.tell = session.attachment.say
             patches = Patches(session)
             patches.install()
             self._undo.append(patches.undo)
-            watch_trainers(arrivals, patches, session)
+            watch_trainers(hooks, patches, session)
 
-        arrivals.await_module("torch", torch_is_here)
+        hooks.await_module("torch", torch_is_here)
 
-    def end(self, exit_code: int) -> Outcome | None:
+    def _forked(self) -> None:
+        """In a process that was forked: if it trains, it is guarded by itself."""
+        if self._over:
+            return
+        self._process = os.getpid()
+        self._report = log_summary
+        self._record = RunRecord()
+        self._options = dataclasses.replace(self._options, child=True, run_dir=self._options.run_dir.absolute())
+        if self._session is not None:
+            self._session.forked(self._options)
+
+    def _write_state(self) -> None:
+        """What is known while the program runs."""
+        session = self._session
+        attachment = session.attachment if session is not None else None
+        if self._options.child or not _is_first():
+            return
+        self._record.write(
+            self._options.run_dir,
+            "run.json",
+            {
+                "state": "running",
+                "exit_code": None,
+                "attached": attachment is not None and attachment.attached,
+                "reason": attachment.reason if attachment is not None else "torch is not imported yet",
+                "not_guarded": dict(session.unhooked) if session is not None else {},
+            },
+        )
+
+    def end(self, exit_code: int, state: State | None = None) -> Outcome | None:
         """Take everything down and report, once, and only in the process that set it up."""
-        if self._over or os.getpid() != self._process:
+        if self._over or not self.here:
             return None
         self._over = True
         session = self._session
         if session is not None:
+            if self.died is not None:
+                session.died(self.died)
             session.end()
         while self._undo:
             self._undo.pop()()
-        outcome = self._outcome(session, exit_code)
-        _write(outcome)
+        outcome = self._outcome(session, exit_code, state or _state(exit_code))
+        self._write_end(outcome)
         self._report(outcome)
         return outcome
 
-    def _outcome(self, session: Session | None, exit_code: int) -> Outcome:
+    def _outcome(self, session: Session | None, exit_code: int, state: State) -> Outcome:
         accounts = session.guards.accounts if session is not None else []
         missed = dict(session.unhooked) if session is not None else {}
-        elsewhere = self.children or (session is not None and session.guarded_elsewhere)
-        if not accounts and not missed and not elsewhere:
-            missed["the script"] = "no torch optimizer was stepped in this process"
+        processes = [] if self._options.child else self._record.processes(self._options.run_dir)
+        attached = session is not None and session.attachment.attached
+        attached = attached or any(a.get("abandoned") for a in accounts)  # it died within its first step
+        reason = ""
+        if not attached and not any(p.get("attached") for p in processes):
+            reason = session.attachment.reason if session is not None else "torch was not imported"
+            if reason == "no optimizer has stepped yet":
+                reason = "no torch optimizer was stepped"
+            if not missed:
+                missed["the script"] = reason
         return Outcome(
-            exit_code=exit_code, run_dir=accounts[0]["folder"] if accounts else None, guarded=tuple(accounts),
+            exit_code=exit_code,
+            state=state,
+            run_dir=accounts[0]["folder"] if accounts else None,
+            attached=not reason,
+            reason=reason,
+            guarded=tuple(accounts),
             not_guarded=missed,
-        )  # fmt: skip
+            processes=tuple(processes),
+        )
+
+    def _write_end(self, outcome: Outcome) -> None:
+        """What happened, beside the run's log: run.json, or run.r1.json and so on for other ranks."""
+        if not outcome.guarded and (self._options.child or not _is_first()):
+            return
+        folder, name = self._options.run_dir, "run.json"
+        if outcome.guarded:
+            rank, folder = int(outcome.guarded[0]["rank"]), Path(outcome.guarded[0]["folder"])
+            of_ranks = self._options.child and folder.resolve() == self._options.run_dir.resolve()
+            if rank or of_ranks:
+                name = f"run.r{rank}.json"
+            elif not self._options.child:
+                folder = self._options.run_dir if self._options.run_dir_given or _is_first() else folder
+        fields = dataclasses.asdict(outcome)
+        del fields["run_dir"]
+        self._record.write(folder, name, fields)
+
+
+def log_summary(outcome: Outcome) -> None:
+    """The end of a process that is not the program itself."""
+    for account in outcome.guarded:
+        if account["rank"] == 0:
+            clean = not account.get("kinds") and not account.get("failures")
+            log.log(
+                logging.INFO if clean else logging.WARNING, "%s; records in %s", account["summary"], account["folder"]
+            )
+
+
+def _state(exit_code: int) -> State:
+    return {0: "finished", GuardStop.exit_code: "stopped", 130: "interrupted"}.get(exit_code, "failed")  # type: ignore[return-value]
+
+
+def _is_first() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _begin(options: Options) -> Session:
@@ -131,11 +231,12 @@ def run_program(
     """
     program.check()
     options.check()
-    if int(os.environ.get("RANK", "0")) == 0:
-        options.check_folder()
+    if _is_first():
+        options.claim_folder()
     stage = Stage(options, report, begin)
     stage.set_up()
     code, begun = 1, False
+    state: State | None = None
     try:
         run = program.prepare()
         begun = True
@@ -143,21 +244,43 @@ def run_program(
         code = 0
     except SystemExit as leaving:
         code = _code_of(leaving)
+        stage.died = leaving if code and not isinstance(leaving, GuardStop) else None
     except KeyboardInterrupt as error:
-        code = 130
-        own = _own_part(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(own), own)
-        raise
+        code, state = 130, "interrupted"
+        _show(error)
+        raise KeyboardInterrupt from None
     except BaseException as error:
         code = error.exit_code if isinstance(error, NanproofError) else 1
         if isinstance(error, UsageError) and not begun:
             raise
-        own = _own_part(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(own), own)
+        stage.died = error
+        _show(error)
     finally:
-        outcome = stage.end(code)
-    assert outcome is not None
+        outcome = stage.end(code, state)
+    if outcome is None:  # a forked process that has come to the end of the program
+        sys.exit(code)
     return outcome
+
+
+@contextmanager
+def guarding(options: Options) -> Iterator[None]:
+    """A block whose training is guarded, for frameworks that call a function in processes of their own."""
+    options.check()
+    stage, code = Stage(options, log_summary), 1
+    stage.set_up()
+    try:
+        yield
+        code = 0
+    except NanproofError as error:
+        code = error.exit_code
+        raise
+    finally:
+        stage.end(code)
+
+
+def _show(error: BaseException) -> None:
+    own = without_ours(error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(own), own)
 
 
 def _code_of(leaving: SystemExit) -> int:
@@ -170,23 +293,11 @@ def _code_of(leaving: SystemExit) -> int:
     return 1
 
 
-def _own_part(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback as it would be without us: it begins in the program."""
-    own = str(Path(__file__).parent)
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(own):
-        traceback = traceback.tb_next
-    return traceback
-
-
-def _write(outcome: Outcome) -> None:
-    """What happened, beside the run's log: run.json, or run.r1.json and so on for other ranks."""
-    if outcome.run_dir is None:
-        return
-    rank = int(outcome.guarded[0]["rank"])
-    folder = make_folder(outcome.run_dir)
-    name = "run.json" if rank == 0 else f"run.r{rank}.json"
-    record = {
-        "command": [sys.executable, *sys.orig_argv[1:]], "exit_code": outcome.exit_code,
-        "guarded": list(outcome.guarded), "not_guarded": dict(outcome.not_guarded),
-    }  # fmt: skip
-    write_atomic(folder / name, json.dumps(to_json(record), indent=1) + "\n")
+def without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback as it would be without us: none of its frames is nanproof's."""
+    if traceback is None:
+        return None
+    rest = without_ours(traceback.tb_next)
+    if traceback.tb_frame.f_code.co_filename.startswith(_OURS):
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import difflib
 import itertools
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..files import Lock
+from ..files import Lock, make_folder, write_atomic
 from ..guard.policy import Policy
 
-# what can be set for a guard that is not made by hand; the rest is found in the script
-GUARD_OPTIONS = (
-    "chance", "deadline", "every", "incident_bytes", "keep", "locate_seconds", "log_every", "max_norm", "share",
-    "snapshot_every", "watch_modules", "watch_params", "window",
-)  # fmt: skip
+# what can be set with --set, besides the policy: fields of the groups that Guard takes
+SETTINGS = {
+    "watch": ("modules", "params", "every", "chance", "still_after"),
+    "records": ("log_every", "incident_bytes", "keep"),
+    "": ("max_norm", "heal"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,16 @@ class Options:
 
     run_dir: Path
     run_dir_given: bool = False
+    child: bool = False
+    """Whether this is a process that the program has started; alone, it keeps its records in a folder of its own."""
+    require: bool = False
+    """End the program, exit code 2, as soon as something that it trains is not guarded."""
+    until_guarded: bool = False
+    """End the program after its first guarded step."""
     policy: str = "default"
     policy_changes: Mapping[str, Any] = field(default_factory=dict)
     guard: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by their dotted names, such as ``watch.every``."""
 
     def make_policy(self) -> Policy:
         """The policy, with what was set of it."""
@@ -44,20 +51,35 @@ class Options:
             self.make_policy()
         except TypeError as error:
             raise UsageError(f"the policy cannot be made: {error}", hint="look at the values of --set") from error
-        numbers = {k: v for k, v in self.guard.items() if k not in ("share", "watch_modules", "watch_params")}
+        self.check_numbers()
+
+    def guard_options(self) -> dict[str, Any]:
+        """The settings as arguments of a guard."""
+        from ..guard.options import Records, Watch
+
+        groups: dict[str, dict[str, Any]] = {"watch": {}, "records": {}, "": {}}
+        for name, value in self.guard.items():
+            group, _, field_name = name.rpartition(".")
+            groups[group][field_name] = value
+        return {**groups[""], "watch": Watch(**groups["watch"]), "records": Records(**groups["records"])}
+
+    def check_numbers(self) -> None:
+        numbers = {k: v for k, v in self.guard.items() if k not in ("watch.modules", "watch.params", "heal")}
         for name, value in numbers.items():
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise UsageError(f"{name} is {value}", hint="give a positive number")
 
-    def check_folder(self) -> None:
-        """Raise when the run's folder cannot be written, or belongs to a run that goes on."""
-        there = next(p for p in (self.run_dir, *self.run_dir.absolute().parents) if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise UsageError(f"{self.run_dir} cannot be written", hint="give --run-dir a folder that can be")
-        if self.run_dir.is_dir():
-            lock = Lock(self.run_dir)
-            lock.acquire()
-            lock.release()
+    def claim_folder(self) -> None:
+        """Make the run's folder; raise when it cannot be written, or belongs to a run that goes on."""
+        try:
+            make_folder(self.run_dir)
+            with Lock(self.run_dir):
+                write_atomic(self.run_dir / "run.json", "{}\n")
+        except OSError as error:
+            raise UsageError(
+                f"{self.run_dir} cannot be written: {error.strerror or error}",
+                hint="give --run-dir a folder that can be",
+            ) from error
 
 
 def choose_run_dir(name: str) -> Path:
@@ -69,11 +91,12 @@ def choose_run_dir(name: str) -> Path:
 def read_settings(settings: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """``key=value`` pairs as changes of the policy and options of the guard.
 
-    >>> read_settings(["policy.max_consecutive=3", "window=64", "snapshot_every=None", "share=gradients"])
-    ({'max_consecutive': 3}, {'window': 64, 'snapshot_every': None, 'share': 'gradients'})
+    >>> read_settings(["policy.max_consecutive=3", "policy.share=gradients", "watch.every=10"])
+    ({'max_consecutive': 3, 'share': 'gradients'}, {'watch.every': 10})
     """
     fields = [f.name for f in dataclasses.fields(Policy)]
-    known = [f"policy.{name}" for name in fields] + list(GUARD_OPTIONS)
+    known = [f"policy.{name}" for name in fields]
+    known += [f"{group}.{name}".lstrip(".") for group, names in SETTINGS.items() for name in names]
     policy: dict[str, Any] = {}
     guard: dict[str, Any] = {}
     for setting in settings:
@@ -82,7 +105,7 @@ def read_settings(settings: Iterable[str]) -> tuple[dict[str, Any], dict[str, An
             raise UsageError(f"--set {setting} has no value", hint="write --set policy.max_consecutive=5")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            raise UsageError(f"there is no setting {key!r}", hint=f"use {near[0] if near else ', '.join(known)}")
+            raise UsageError(f"unknown setting {key!r}", hint=f"use {near[0] if near else ', '.join(known)}")
         home = policy if key.startswith("policy.") else guard
         home[key.removeprefix("policy.")] = _value(text)
     return policy, guard

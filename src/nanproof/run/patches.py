@@ -21,6 +21,8 @@ from .session import Session
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 _RAW = "_nanproof_raw"
 _MISSING = object()
+_MESSAGES = ("batch_isend_irecv", "send", "recv")
+"""What NCCL's sequence numbers do not count. isend and irecv stay as they are: torch compares them by identity."""
 
 
 class Patches:
@@ -63,6 +65,7 @@ class Patches:
         self._patch_loaders()
         self._patch_compile()
         self._patch_saves()
+        self._patch_communication()
 
     def _patch_backward_and_clipping(self) -> None:
         session = self._session
@@ -131,7 +134,7 @@ class Patches:
 
         def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
             def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-                session.crew.schedulers.add(scheduler)
+                session.registry.schedulers.add(scheduler)
                 optimizer = getattr(scheduler, "optimizer", None)
                 return session.follow(scheduler, optimizer, lambda: original(scheduler, *args, **kwargs))
 
@@ -140,7 +143,7 @@ class Patches:
         def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
             def init(scheduler: Any, *args: Any, **kwargs: Any) -> None:
                 original(scheduler, *args, **kwargs)
-                session.crew.schedulers.add(scheduler)
+                session.registry.schedulers.add(scheduler)
 
             return init
 
@@ -171,7 +174,7 @@ class Patches:
 
         def wrap_scale(original: Callable[..., Any]) -> Callable[..., Any]:
             def scale(scaler: Any, outputs: Any) -> Any:
-                session.crew.scalers.add(scaler)
+                session.registry.scalers.add(scaler)
                 scaled = original(scaler, outputs)
                 if isinstance(scaled, Tensor) and scaled is not outputs:
                     setattr(scaled, _RAW, (scaler, outputs))
@@ -199,7 +202,7 @@ class Patches:
         def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
             def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
                 original(scaler, *args, **kwargs)
-                session.crew.scalers.add(scaler)
+                session.registry.scalers.add(scaler)
 
             return init
 
@@ -223,13 +226,30 @@ class Patches:
             def next_index(iterator: Any) -> Any:
                 indices = original(iterator)
                 if getattr(iterator, "_in_order", True):
-                    session.deliveries.asked(iterator, indices)
+                    session.data.asked(iterator, indices)
                 return indices
 
             return next_index
 
         self.put(dataloader._BaseDataLoaderIter, "__next__", wrap_next)
         self.put(dataloader._BaseDataLoaderIter, "_next_index", wrap_index)
+
+    def _patch_communication(self) -> None:
+        """Count messages between two ranks; a group counts its collectives by itself."""
+        if not torch.distributed.is_available():
+            return
+        session = self._session
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                session.messages += 1
+                return original(*args, **kwargs)
+
+            return call
+
+        for name in _MESSAGES:
+            if name in vars(torch.distributed):
+                self.put(torch.distributed, name, wrap)
 
     def _patch_compile(self) -> None:
         session = self._session
@@ -245,7 +265,7 @@ class Patches:
                     return lambda closure=None: session.step(owner, made, closure)
                 made = original(model, *args, **kwargs)
                 if isinstance(made, nn.Module):
-                    session.crew.watch(made)  # hooks of what is inside are compiled away
+                    session.registry.watch(made)  # hooks of what is inside are compiled away
                 elif isinstance(owner, nn.Module):  # module.compile(): the same, in place
                     return lambda *a, **k: session.forward(owner, made, a, k)
                 return made
@@ -272,7 +292,8 @@ class Patches:
 
         def save(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
             target = kwargs.get("checkpoint_id", "a distributed checkpoint")
-            return session.save(lambda: original(state_dict, *args, **kwargs), state_dict, target, agree=True)
+            among = _count_ranks(kwargs.get("process_group")) if not kwargs.get("no_dist") else 1
+            return session.save(lambda: original(state_dict, *args, **kwargs), state_dict, target, among=among)
 
         return save
 
@@ -291,6 +312,10 @@ class Patches:
 
     def patch_pretrained(self, module: ModuleType) -> None:
         self.put(module.PreTrainedModel, "save_pretrained", self._wrap_save)
+
+
+def _count_ranks(group: Any) -> int:
+    return torch.distributed.get_world_size(group) if torch.distributed.is_initialized() else 1
 
 
 def _family(kind: type[Any]) -> list[type[Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..guard.state import Training
+from ..guard.training import Training
 from ..records import TensorFacts
 from ..tensors import is_finite, nonfinite
 
@@ -22,7 +22,7 @@ def find_poison(value: Any, training: Training) -> TensorFacts | None:
     """The first tensor of a training state within ``value`` that is not finite."""
     names = set(_plain_names(training))
     for name, tensor in _states(value, names):
-        if is_finite(tensor) or any(training.is_meant(n) for n in _spellings(name, training)):
+        if is_finite(tensor) or any(training.is_intentional(n) for n in _spellings(name, training)):
             continue
         return nonfinite(name, tensor)
     return None

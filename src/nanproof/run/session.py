@@ -14,32 +14,39 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from ..errors import LockedError, NonFiniteError, UsageError
-from ..guard.ears import taken_off
-from ..guard.escort import Escort
+from ..errors import NonFiniteError, UsageError
+from ..guard.data import DataSource
+from ..guard.external import ExternalLoop
 from ..guard.guard import guard_of
-from ..integrations.deliveries import Deliveries
-from .crew import Crew
-from .guards import Guards
+from ..guard.hooks import removed
+from ..guard.ranks import count_collectives
+from .attachment import Attachment, Checked, parameters_in
+from .guards import Guards, Past
 from .options import Options
-from .owners import parameters_of
+from .registry import Registry
 from .saves import find_poison
 
 log = logging.getLogger("nanproof")
 Call = Callable[..., Any]
+_LOOP = "_nanproof_loop"
+"""Where an optimizer holds on to the loop that guards it."""
 
 
 class Session:
     """Hears what the patched functions of torch are called with, and answers for the guard."""
 
     def __init__(self, options: Options) -> None:
-        self.deliveries = Deliveries()
-        self.guards = Guards(options, self.deliveries)
-        self.crew = Crew(self._on_forward)
+        self.data = DataSource()
+        self.guards = Guards(options, self.data)
+        self.registry = Registry(self._on_forward)
+        self.attachment = Attachment(require=options.require, miss=self.miss, known=self._known)
+        self._until_guarded = options.until_guarded
         self.guarded_elsewhere = False
+        self.messages = 0
+        """How many messages this rank has exchanged with single others."""
         self.unhooked: dict[str, str] = {}
         """What could not be guarded, by name, and why."""
-        self._escort: Escort | None = None
+        self._loop_ref: weakref.ref[ExternalLoop] | None = None
         self._in_backward = self._stepping = self._scheduling = False
         self._hears_loaders = True
         self._process, self._over = os.getpid(), False
@@ -50,39 +57,50 @@ class Session:
         """Whether the session goes on, in the process that it belongs to; a forked one is left alone."""
         return not self._over and os.getpid() == self._process
 
+    @property
+    def _loop(self) -> ExternalLoop | None:
+        """The guarded loop; the script's own optimizers and models hold it, so that it goes when they go."""
+        return self._loop_ref() if self._loop_ref is not None else None
+
+    def _known(self) -> set[int]:
+        """The parameters of the optimizers that are guarded, here or elsewhere."""
+        return parameters_in(o for o in self.registry.optimizers if guard_of(o) is not None)
+
     # --- who is there -----------------------------------------------------------------------------------------
 
     def meet_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer was made: the next training pass of its model makes a guard."""
         if self.here:
-            self.crew.add(optimizer)
+            self.registry.add(optimizer)
             with self._surviving("looking for a model"):
-                self.crew.watch_owners(optimizer)
+                self.registry.watch_owners(optimizer)
 
-    def _on_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _on_forward(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if kwargs is None:
+            return  # a trigger that was removed during this very call
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled() or not self.here:
             return
-        self.crew.drop_triggers()
-        escort = self._guard_all() if self._strangers() else None
-        if escort is not None:
-            if module not in escort.guard.training.roots:
-                escort.listen(module)
-            escort.before_forward(module, args, kwargs)  # hooks that are added during a call wait for the next one
+        self.registry.drop_triggers()
+        loop = self._guard_all() if self._strangers() else None
+        if loop is not None:
+            if module not in loop.guard.training.roots:
+                loop.add_hooks(module)
+            loop.before_forward(module, args, kwargs)  # hooks that are added during a call wait for the next one
 
     def forward(self, module: nn.Module, call: Call, args: Any, kwargs: Any) -> Any:
         """A forward pass whose hooks are compiled away: begin and end it from outside."""
-        known = self._escort
+        known = self._loop
         self._on_forward(module, args, kwargs)
-        escort = self._escort
-        if escort is None or torch.compiler.is_compiling():
+        loop = self._loop
+        if loop is None or torch.compiler.is_compiling():
             return call(*args, **kwargs)
-        if escort is known:
-            escort.before_forward(module, args, kwargs)
+        if loop is known:
+            loop.before_forward(module, args, kwargs)
         output = None
         try:
             output = call(*args, **kwargs)
         finally:
-            escort.after_forward(module, args, output)
+            loop.after_forward(module, args, output)
         return output
 
     def stay_out_of_graphs(self) -> None:
@@ -93,34 +111,80 @@ class Session:
 
     def _strangers(self) -> list[Optimizer]:
         """Optimizers that no guard has, nor ever had: one that was stopped stays with its guard."""
-        return [o for o in self.crew.unguarded if self._escort is None or not self._escort.owns(o)]
+        return [o for o in self.registry.unguarded if self._loop is None or not self._loop.owns(o)]
 
-    def _guard_all(self) -> Escort | None:
+    def _guard_all(self) -> ExternalLoop | None:
         """One guard for all optimizers that are alive and not under a guard of somebody else."""
-        if self._escort is not None:  # a new optimizer has come; what is gone must not be held on to
-            self._escort.close()
-            self._escort = None
-            self.guards.retire()
-            gc.collect()
-        self.crew.drop_triggers()
-        optimizers = self.crew.unguarded
+        last = self._leave_loop()
+        self.registry.drop_triggers()
+        optimizers = self.registry.unguarded
         try:
-            guard = self.guards.make(**self.crew.assemble(optimizers))
+            before = self.messages + count_collectives()
+            parts = self.registry.assemble(optimizers)
+            same = last is not None and not last[1].isdisjoint(parameters_in(optimizers))
+            loop = self.guards.make(
+                **parts,
+                after=last[0] if last is not None and same else None,
+                divided=None,
+                scaled=False,
+                # NaN when nobody has counted: then they may
+                communicates=lambda: not self.messages + count_collectives() <= before,
+            )
         except Exception as error:
-            if isinstance(error, NonFiniteError | LockedError) and self.guards.policy.mode != "observe":
+            if isinstance(error, NonFiniteError) and self.guards.policy.mode != "observe":
                 raise
             # what cannot be guarded runs as it would without us, and that is said
-            self.crew.pass_over(optimizers)
+            self.registry.pass_over(optimizers)
             self.miss(" and ".join(type(o).__name__ for o in optimizers), f"{type(error).__name__}: {error}")
             return None
-        self._escort = Escort(guard, divided=None, scaled=False)
-        return self._escort
+        self._loop_ref = weakref.ref(loop)
+        for optimizer in optimizers:
+            setattr(optimizer, _LOOP, loop)
+        return loop
+
+    def _leave_loop(self) -> tuple[Past, set[int]] | None:
+        """A new optimizer has come: close the loop; what is gone by now must not be held on to."""
+        loop = self._loop
+        if loop is None:
+            return None
+        known = parameters_in(loop.guard.training.optimizers)
+        past = Past(loop.guard.run_dir, loop.guard.tally)
+        self._let_go(loop)
+        self._loop_ref = None
+        self.guards.retire()
+        del loop
+        gc.collect()
+        return past, known
+
+    def _let_go(self, loop: ExternalLoop) -> None:
+        loop.close()
+        for optimizer in loop.guard.training.optimizers:
+            vars(optimizer).pop(_LOOP, None)
+        loop.release()
+
+    def guard_engine(self, engine: Any) -> None:
+        """A DeepSpeed engine was made: it decides about its steps itself, and the optimizers inside are its own."""
+        if not self.here:
+            return
+        with self._surviving("guarding DeepSpeed's engine"):
+            outer = engine.optimizer
+            inner = [outer, getattr(outer, "optimizer", None), getattr(engine, "basic_optimizer", None)]
+            self.registry.pass_over([o for o in inner if isinstance(o, Optimizer)])
+            if isinstance(outer, Optimizer) or hasattr(outer, "overflow"):
+                self.guards.make_for_engine(engine)
 
     def miss(self, what: str, why: str) -> None:
         """Something cannot be guarded: said at once, and again at the end."""
         if what not in self.unhooked:
             self.unhooked[what] = why
-            log.warning("nanproof: not guarded: %s: %s", what, why)
+            log.warning("nanproof: NOT GUARDED: %s: %s", what, why)
+            self.attachment.refuse(f"{what}: {why}")
+
+    def note(self, what: str, why: str) -> None:
+        """Something beside the steps is not held on a skip: said at once, and again at the end."""
+        if what not in self.unhooked:
+            self.unhooked[what] = why
+            log.warning("nanproof: not held on a skip: %s: %s", what, why)
 
     # --- what the script does ---------------------------------------------------------------------------------
 
@@ -128,34 +192,35 @@ class Session:
         """A backward pass; those within a backward pass (activation checkpointing) are part of it."""
         if self._in_backward or not self.here:
             return call()
+        if self._until_guarded and self.attachment.attached:
+            raise Checked
+        if self.attachment.looking:
+            with self._surviving("looking at who updates the weights"):
+                self.attachment.look(losses)
+        if self._strangers():  # a model that is not called as a module: its loss is the first that is seen of it
+            self._guard_all()
         self._in_backward = True
-        escort = self._escort
-        if escort is not None:
-            escort.meet(losses, raw, scaler=scaled_by)
         try:
-            return call()
+            if self._loop is None:
+                return call()
+            with self._loop.in_backward(losses, raw, scaler=scaled_by):
+                return call()
         finally:
             self._in_backward = False
-            if escort is not None:
-                escort.passed()
 
     def clip(self, call: Call, parameters: list[Tensor]) -> Any:
         """Clipping: the verdict comes before it, and a vetoed step keeps its gradients as they are."""
-        escort = self._escort
-        if escort is None or not self.here or self._in_backward:
+        loop = self._loop
+        if loop is None or not self.here or self._in_backward:
             return call()
-        wanted = {id(p) for p in parameters}
-        owner = next(
-            (o for o in escort.guard.training.optimizers if wanted & {id(p) for p in parameters_of([o])}), None
-        )
-        if owner is None or escort.judge(owner):
+        if loop.judge_clip(parameters):
             return call()
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def step(self, optimizer: Optimizer, call: Call, closure: Call | None) -> Any:
         """A step of an optimizer; those within it, of optimizers inside others, are part of it."""
-        escort = self._escort_for(optimizer) if self.here and not self._stepping else None
-        if escort is None:
+        loop = self._loop_for(optimizer) if self.here and not self._stepping else None
+        if loop is None:
             return call(*([closure] if closure is not None else []))
 
         def carry_out(*closures: Call) -> Any:
@@ -163,30 +228,38 @@ class Session:
                 return call(*closures)
 
         self._notice_rate(optimizer)
-        result = escort.step(optimizer, carry_out, closure)
+        self.attachment.stepping = True
+        result = loop.step(optimizer, carry_out, closure)
         self._rates[optimizer] = _rate(optimizer)  # an optimizer may change it by itself
         return result
 
-    def _escort_for(self, optimizer: Optimizer) -> Escort | None:
-        if self._in_backward and guard_of(optimizer) in (None, self._escort and self._escort.guard):
+    def _loop_for(self, optimizer: Optimizer) -> ExternalLoop | None:
+        if self._in_backward and guard_of(optimizer) in (None, self._loop and self._loop.guard):
             self.miss(type(optimizer).__name__, "it steps inside the backward pass, before a verdict is possible")
             return None
-        if self._escort is not None and self._escort.owns(optimizer):
-            return self._escort
+        if self._loop is not None and self._loop.owns(optimizer):
+            return self._loop
         if guard_of(optimizer) is not None:
-            self.guarded_elsewhere = True  # by a trainer's callback, or by the script itself
+            self._notice_elsewhere()  # by a trainer's callback, or by the script itself
             return None
-        if self.crew.is_passed_over(optimizer):
+        if self.registry.is_passed_over(optimizer):
             return None
         if isinstance(optimizer, LBFGS):
             self._refuse(optimizer)
             return None
-        self.crew.add(optimizer)
+        self.registry.add(optimizer)
         return self._guard_all()
+
+    def _notice_elsewhere(self) -> None:
+        if not self.guarded_elsewhere:
+            self.guarded_elsewhere = True
+            self.attachment.stepping = True
+            if not self.guards.open:  # a Guard that the script has made
+                self.attachment.say("guarding with the Guard that the script makes itself")
 
     def _refuse(self, optimizer: Optimizer) -> None:
         why = "it evaluates its closure many times within one step, so a step cannot be vetoed whole"
-        others = self.crew.guardable or self.guards.open or self.guards.accounts
+        others = self.registry.guardable or self.guards.open or self.guards.accounts
         if not others and self.guards.policy.mode != "observe":
             raise UsageError(
                 f"this script trains with LBFGS only: {why}",
@@ -197,34 +270,30 @@ class Session:
     def _notice_rate(self, optimizer: Optimizer) -> None:
         """A learning rate that changes by itself is set by the script, and a skipped step does not hold it."""
         rate = _rate(optimizer)
-        if self._rates.get(optimizer, rate) != rate and not self.crew.has_scheduler(optimizer):
-            self.miss(
+        if self._rates.get(optimizer, rate) != rate and not self.registry.has_scheduler(optimizer):
+            self.note(
                 f"the learning rate of {type(optimizer).__name__}",
                 "the script sets it itself, so a skipped step does not hold it",
             )
 
     def scaler_step(self, optimizer: Optimizer, call: Call) -> Any:
-        escort = self._escort_for(optimizer) if self.here else None
-        if escort is None or escort.judge(optimizer):
+        loop = self._loop_for(optimizer) if self.here else None
+        self.attachment.stepping = self.attachment.stepping or loop is not None
+        if loop is None or loop.judge(optimizer):
             return call()
-        escort.left(optimizer)
+        loop.left(optimizer)
         return None
 
     def scaler_update(self, scaler: Any, call: Call) -> Any:
-        held = self._escort.held_scale(scaler) if self._escort is not None and self.here else None
+        held = self._loop.held_scale(scaler) if self._loop is not None and self.here else None
         return call(held) if held is not None else call()
 
     def follow(self, follower: Any, optimizer: Any, call: Call) -> Any:
         """A schedule or an average moves on, if an update was carried out since it last did."""
-        escort = self._escort
-        if (
-            escort is None
-            or self._scheduling
-            or not self.here
-            or (optimizer is not None and not escort.owns(optimizer))
-        ):
+        loop = self._loop
+        if loop is None or self._scheduling or not self.here or (optimizer is not None and not loop.owns(optimizer)):
             return call()
-        if not escort.advances(follower, optimizer):
+        if not loop.advances(follower, optimizer):
             return None
         with self._inside("_scheduling"):
             return call()
@@ -234,38 +303,59 @@ class Session:
         if self.here and self._hears_loaders:
             self._hears_loaders = False  # for good, if this fails
             with self._surviving("looking at what a loader hands out"):
-                self.deliveries.handed_out(loader, batch)
+                self.data.delivered(loader, batch)
                 self._hears_loaders = True
 
-    def save(self, call: Call, value: Any, target: Any, *, agree: bool = False) -> Any:
-        """A save: carried out unless it is a training state that is not finite. With ``agree`` all ranks save."""
+    def save(self, call: Call, value: Any, target: Any, *, among: int = 1) -> Any:
+        """A save: carried out unless it is a training state that is not finite; ``among`` ranks make it together."""
         if not self.here:
             return call()
         for guard in self.guards.open if self.guards.policy.mode != "observe" else ():
-            post, found = guard._post, None
+            found = None
             with self._surviving("looking at a save"):
                 found = find_poison(value, guard.training)
-            if not (post.ranks.any(found is not None) if agree else found is not None):
+            if not guard.refuses_save(target, found, among=among):
                 continue
             what = str(found) if found is not None else "a tensor on another rank"
-            post.block(target, what, suspect=(agree or post.ranks.alone) and bool(guard.training.sick()))
             if hasattr(target, "write"):
                 # an open file is empty by now, and the script may put it in the place of a good one
                 raise NonFiniteError(f"refused to save into an open file: {what}", hint="the last save is still good")
             return None
-        with taken_off([*self.crew.triggers, *(self._escort.hooks if self._escort is not None else [])]):
+        with removed([*self.registry.triggers, *(self._loop.hooks if self._loop is not None else [])]):
             return call()
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    # --- other processes, the end -------------------------------------------------------------------------------------
+
+    def forked(self, options: Options) -> None:
+        """In a forked process: if it trains, it gets guards of its own, and the parent's are left alone."""
+        loop = self._loop
+        self._process = os.getpid()
+        self._in_backward = self._stepping = self._scheduling = False
+        self._loop_ref = None
+        self.guards.forked(options)
+        self.registry.drop_triggers()
+        if loop is not None:
+            for optimizer in loop.guard.training.optimizers:
+                vars(optimizer).pop(_LOOP, None)
+            for root in loop.guard.training.roots:
+                self.registry.watch(root)
+
+    def died(self, error: BaseException) -> None:
+        """The script ends by an exception: if values that are not finite are behind it, that is an incident."""
+        loop = self._loop
+        if self.here and loop is not None:
+            with self._surviving("looking at the exception that ended the script"):
+                loop.died(error)
 
     def end(self) -> None:
         """Close every guard; what was found is in ``guards.accounts`` and ``unhooked``."""
         if not self.here:
             return
         self._over = True
-        self.crew.drop_triggers()
-        if self._escort is not None:
-            self._escort.close()
+        self.registry.drop_triggers()
+        loop = self._loop
+        if loop is not None:
+            self._let_go(loop)
         self.guards.close()
 
     @contextmanager
@@ -274,7 +364,7 @@ class Session:
         try:
             yield
         except Exception as error:
-            self.miss(doing, f"guard-failed, {type(error).__name__}: {error}")
+            self.note(doing, f"guard-failed, {type(error).__name__}: {error}")
             log.error("nanproof: guard-failed, %s", doing, exc_info=error)
 
     @contextmanager

@@ -51,5 +51,5 @@ def launch(command: Sequence[str], run_dir: Path) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     written = [p for p in run_dir.glob("run*.json") if p.stat().st_mtime_ns != known.get(p)]
-    stopped = any(json.loads(p.read_text())["exit_code"] == GuardStop.exit_code for p in written)
+    stopped = any(json.loads(p.read_text()).get("exit_code") == GuardStop.exit_code for p in written)
     return GuardStop.exit_code if code and stopped else code

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .arrivals import Arrivals
+from .import_hooks import ImportHooks
 from .patches import Patches
 from .session import Session
 
 
-def watch_trainers(arrivals: Arrivals, patches: Patches, session: Session) -> None:
+def watch_trainers(hooks: ImportHooks, patches: Patches, session: Session) -> None:
     """Await the libraries that bring trainers or write checkpoints."""
 
     def hugging_face(module: ModuleType) -> None:
@@ -40,13 +40,24 @@ def watch_trainers(arrivals: Arrivals, patches: Patches, session: Session) -> No
 
         patches.put(module.Trainer, "__init__", wrap)
 
-    def deepspeed(_: ModuleType) -> None:
-        session.miss("DeepSpeed", "it steps inside its own engine, where its own overflow check decides")
+    def deepspeed(module: ModuleType) -> None:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def init(engine: Any, *args: Any, **kwargs: Any) -> None:
+                original(engine, *args, **kwargs)
+                session.guard_engine(engine)
 
-    arrivals.await_module("transformers.trainer", hugging_face)
-    arrivals.await_module("lightning.pytorch.trainer.trainer", lightning)
-    arrivals.await_module("pytorch_lightning.trainer.trainer", lightning)
-    arrivals.await_module("deepspeed.runtime.engine", deepspeed)
-    arrivals.await_module("safetensors.torch", patches.patch_safetensors)
-    arrivals.await_module("transformers.modeling_utils", patches.patch_pretrained)
-    arrivals.await_module("torch.distributed.checkpoint.state_dict_saver", patches.patch_checkpoint)
+            return init
+
+        patches.put(module.DeepSpeedEngine, "__init__", wrap)
+
+    def keras(_: ModuleType) -> None:
+        session.miss("Keras", "its optimizers are not torch's, and a step of theirs cannot be vetoed")
+
+    hooks.await_module("transformers.trainer", hugging_face)
+    hooks.await_module("lightning.pytorch.trainer.trainer", lightning)
+    hooks.await_module("pytorch_lightning.trainer.trainer", lightning)
+    hooks.await_module("deepspeed.runtime.engine", deepspeed)
+    hooks.await_module("keras.src.backend.torch.trainer", keras)
+    hooks.await_module("safetensors.torch", patches.patch_safetensors)
+    hooks.await_module("transformers.modeling_utils", patches.patch_pretrained)
+    hooks.await_module("torch.distributed.checkpoint.state_dict_saver", patches.patch_checkpoint)

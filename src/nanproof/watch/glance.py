@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..logs.series import Column, Series
+from .state import RunState, Signs, state_of, word
 
 RECENT = 240  # points of a sparkline
 
@@ -36,43 +35,36 @@ class Glance:
     curves: tuple[Curve, ...]
     counts: dict[str, int]
     incidents: tuple[dict[str, Any], ...]
-    alarm: str
-    """What is wrong right now; empty when nothing is."""
+    state: RunState
+
+    @property
+    def alarm(self) -> str:
+        """What is not finite right now; empty when nothing is."""
+        return self.state.why if self.state.since is not None else ""
 
     @property
     def left(self) -> float | None:
         """Seconds to go."""
-        if not self.pace or self.max_steps is None:
+        if not self.pace or self.max_steps is None or self.state.kind != "running":
             return None
         return max(0, self.max_steps - self.step) / self.pace
 
 
-def glance(name: str, series: Series, incidents: Sequence[dict[str, Any]]) -> Glance:
-    """The glance at a run as it stands."""
+def glance(name: str, series: Series, incidents: Sequence[dict[str, Any]], state: RunState | None = None) -> Glance:
+    """The glance at a run as it stands; without a state, that of a log of which nothing else is known."""
     columns = [c for c in (series.loss, series.grad_norm, series.lr, series.loss_scale) if c is not None and len(c)]
     columns += [c for c in series.components if len(c)][:3]
     step = max((int(c.steps[-1]) for c in columns), default=0)
     counts = {k: n for k, n in series.counts.items() if k in ("skip", "rollback", "overflow", "resume", "stop")}
     return Glance(
         name=name, step=step, max_steps=series.max_steps, unit=series.unit, pace=_pace(series),
-        curves=tuple(_curve(c) for c in columns), counts=counts, incidents=tuple(incidents[-4:]), alarm=_alarm(columns),
+        curves=tuple(_curve(c) for c in columns), counts=counts, incidents=tuple(incidents[-4:]),
+        state=state or state_of(series, Signs()),
     )  # fmt: skip
 
 
 def _curve(column: Column) -> Curve:
     return Curve(name=column.name, last=float(column.values[-1]), recent=tuple(column.values[-RECENT:].tolist()))
-
-
-def _alarm(columns: Sequence[Column]) -> str:
-    """The quantities whose last value is not finite, and since when."""
-    for column in columns:
-        if math.isfinite(column.values[-1]):
-            continue
-        finite = np.flatnonzero(np.isfinite(column.values))
-        first = int(finite[-1]) + 1 if len(finite) else 0
-        since, count = int(column.steps[first]), len(column) - first
-        return f"{column.name} is {column.values[-1]} since step {since:,} ({count:,} logged values)"
-    return ""
 
 
 def _pace(series: Series) -> float | None:
@@ -88,22 +80,7 @@ def _pace(series: Series) -> float | None:
 def value(number: float) -> str:
     """A number in few characters."""
     if not math.isfinite(number):
-        return str(number)
+        return word(number)
     if number and (abs(number) < 1e-3 or abs(number) >= 1e6):
         return f"{number:.2e}"
     return f"{number:,.0f}" if number == int(number) else f"{number:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(59), duration(3700), duration(200_000)
-    ('59 s', '1 h 01 min', '2 d 7 h')
-    """
-    s = int(seconds)
-    if s < 60:
-        return f"{s} s"
-    if s < 3600:
-        return f"{s // 60} min"
-    if s < 86400:
-        return f"{s // 3600} h {s % 3600 // 60:02} min"
-    return f"{s // 86400} d {s % 86400 // 3600} h"

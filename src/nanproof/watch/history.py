@@ -7,6 +7,7 @@ for each column of the header its steps and its values as float64.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +19,20 @@ from ..logs.series import Column, Event, Series
 from ..records import to_json
 
 WIDTH = 1000  # a chart has about as many columns of pixels; each keeps a minimum and a maximum
-HIDDEN = ("time",)  # drawn as an axis, not as a curve
+LAYER_WIDTH = 100  # a heat map has fewer columns, and a model many layers
+STRETCHES = 1000  # more bands than pixels tell nothing; the nearest ones are drawn as one
+QUANTITIES = ("grad_norm", "weight_norm", "update_ratio", "headroom", "absmax", "param")
+_LAYER = re.compile(rf"({'|'.join(QUANTITIES)})/(.+)")
+
+
+def layer_of(name: str) -> tuple[str, str] | None:
+    """The quantity and the layer of a column that a guard's watches wrote.
+
+    >>> layer_of("absmax/blocks.0.attn"), layer_of("train/loss")
+    (('absmax', 'blocks.0.attn'), None)
+    """
+    found = _LAYER.fullmatch(name)
+    return (found[1], found[2]) if found else None
 
 
 def encode(series: Series, low: float | None = None, high: float | None = None, width: int = WIDTH) -> bytes:
@@ -27,14 +41,16 @@ def encode(series: Series, low: float | None = None, high: float | None = None, 
     arrays: list[bytes] = []
     starts = np.array([s.first_row for s in series.segments] or [0])
     for column in series.columns.values():
-        part = thin(between(column, low, high), width)
+        layer = layer_of(column.name)
+        whole = between(column, low, high)
+        part = thin(whole, min(width, LAYER_WIDTH) if layer else width)
         finite = np.isfinite(part.values)
         lengths = np.bincount(np.searchsorted(starts, part.rows[finite], side="right") - 1, minlength=len(starts))
         header.append(
             {
                 "name": column.name, "role": column.role, "points": int(finite.sum()), "total": column.total,
-                "lengths": lengths.tolist(), "bad": stretches(part), "last": to_json(float(column.values[-1])),
-                "last_step": int(column.steps[-1]),
+                "lengths": lengths.tolist(), "bad": stretches(whole), "last": to_json(float(column.values[-1])),
+                "last_step": int(column.steps[-1]), **({"layer": list(layer)} if layer else {}),
             }
         )  # fmt: skip
         arrays += [part.steps[finite].astype("<f8").tobytes(), part.values[finite].astype("<f8").tobytes()]
@@ -68,22 +84,25 @@ def thin(column: Column, width: int) -> Column:
 
 
 def stretches(column: Column) -> list[list[int]]:
-    """Where the non-finite points are: first step, last step, how many NaN, how many Inf of each unbroken row.
+    """Where the non-finite points are: first step, last step, and how many NaN, Inf and -Inf of each unbroken row.
 
     >>> from nanproof.logs.collect import Collector
     >>> log = Collector(source="", format="")
     >>> log.records([{"step": s, "loss": v} for s, v in enumerate([1.0, float("nan"), float("inf"), 2.0])])
     >>> stretches(log.series().loss)
-    [[1, 2, 1, 1]]
+    [[1, 2, 1, 1, 0]]
     """
     at = np.flatnonzero(column.bad)
     if not len(at):
         return []
-    breaks = np.flatnonzero((np.diff(at) > 1) | (np.diff(column.steps[at]) < 0)) + 1
+    gaps = np.diff(at)
+    limit = max(1, int(np.sort(gaps)[-STRETCHES])) if len(gaps) >= STRETCHES else 1
+    breaks = np.flatnonzero((gaps > limit) | (np.diff(column.steps[at]) < 0)) + 1
     found = []
     for part in np.split(at, breaks):
-        nan = int(np.isnan(column.values[part]).sum())
-        found.append([int(column.steps[part[0]]), int(column.steps[part[-1]]), nan, len(part) - nan])
+        values = column.values[part]
+        counts = [int(np.isnan(values).sum()), int((values == np.inf).sum()), int((values == -np.inf).sum())]
+        found.append([int(column.steps[part[0]]), int(column.steps[part[-1]]), *counts])
     return found
 
 
@@ -103,20 +122,21 @@ def delta(series: Series) -> dict[str, Any]:
         finite = np.isfinite(part.values)
         columns[column.name] = {
             "role": column.role, "steps": part.steps[finite].tolist(), "values": part.values[finite].tolist(),
-            "bad": stretches(part), "last": to_json(float(column.values[-1])), "last_step": int(column.steps[-1]),
+            "bad": stretches(column), "last": to_json(float(column.values[-1])), "last_step": int(column.steps[-1]),
+            **({"layer": list(layer)} if (layer := layer_of(column.name)) else {}),
         }  # fmt: skip
-    return {
-        "columns": columns,
-        "events": events_of(series.events),
-        "row": series.rows,
-        "segments": len(series.segments),
-    }
+    return {"columns": columns, "events": events_of(series.events), "row": series.rows}
+
+
+def segments_of(series: Series) -> list[list[int]]:
+    """First and last step of each stretch between resumes: what the axis of a chart must cover."""
+    return [[s.first_step, s.last_step] for s in series.segments]
 
 
 def about(series: Series) -> dict[str, Any]:
     """What a page needs to know of a run besides its points."""
     return {
         "format": series.format, "unit": series.unit, "max_steps": series.max_steps, "rows": series.rows,
-        "segments": [[s.first_step, s.last_step] for s in series.segments], "events": events_of(series.events),
+        "segments": segments_of(series), "events": events_of(series.events),
         "counts": dict(series.counts), "notes": list(series.notes),
     }  # fmt: skip

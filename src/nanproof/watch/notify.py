@@ -1,6 +1,7 @@
 """Telling somebody: the first bad value, a rollback, a stop, a recovery, the end; once each, and never in the way.
 
-The address comes from an environment variable, because it is a secret. Slack's and Discord's are recognised.
+Addresses come from environment variables, because they are secrets: ``NANPROOF_WEBHOOK`` is one web address (Slack's
+and Discord's are recognized), ``NANPROOF_ALERTS`` holds addresses of apprise, such as ``mailto://…`` or ``msteams://…``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import queue
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from ..errors import UsageError
 
-VARIABLE = "NANPROOF_WEBHOOK"
+VARIABLE, ALERTS = "NANPROOF_WEBHOOK", "NANPROOF_ALERTS"
 Occasion = Literal["nonfinite", "rollback", "stop", "recovery", "finish"]
+Send = Callable[[str, Occasion, str], None]
 SILENCE = 60.0  # seconds between two messages of one kind about one run
 WAIT = 5.0  # seconds for a server to answer
 
@@ -30,11 +33,17 @@ class Notifier:
 
     def __init__(self, address: str | None = None, *, clock: Any = time.monotonic) -> None:
         address = address or os.environ.get(VARIABLE, "")
-        if urlsplit(address).scheme not in ("http", "https"):
+        services = os.environ.get(ALERTS, "").split()
+        if address and urlsplit(address).scheme not in ("http", "https"):
             raise UsageError(f"{VARIABLE} holds no web address", hint=f"export {VARIABLE}=https://… before starting")
-        self._address, self._clock = address, clock
+        if not address and not services:
+            hint = f"export {VARIABLE}=https://… or {ALERTS}='mailto://… msteams://…' before starting"
+            raise UsageError("there is nobody to tell", hint=hint)
+        self._senders = [_webhook(address)] if address else []
+        self._senders += [_apprise(services)] if services else []
+        self._clock = clock
         self._told: dict[tuple[str, Occasion], float] = {}
-        self._queue: queue.Queue[bytes | None] = queue.Queue(32)
+        self._queue: queue.Queue[tuple[str, Occasion, str] | None] = queue.Queue(32)
         self.sent = self.dropped = 0
         self._thread = threading.Thread(target=self._work, name="nanproof-notify", daemon=True)
         self._thread.start()
@@ -47,7 +56,7 @@ class Notifier:
             return False
         self._told[run, occasion] = now
         try:
-            self._queue.put_nowait(payload(self._address, run, occasion, text))
+            self._queue.put_nowait((run, occasion, text))
         except queue.Full:
             self.dropped += 1
             return False
@@ -62,13 +71,41 @@ class Notifier:
         self._thread.join(seconds)
 
     def _work(self) -> None:
-        while (body := self._queue.get()) is not None:
-            request = urllib.request.Request(self._address, body, {"Content-Type": "application/json"})
-            try:
-                with urllib.request.urlopen(request, timeout=WAIT):
+        while (message := self._queue.get()) is not None:
+            for send in self._senders:
+                try:
+                    send(*message)
                     self.sent += 1
-            except Exception:  # whatever a network can do, it must not reach a training
-                self.dropped += 1
+                except Exception:  # whatever a network can do, it must not reach a training
+                    self.dropped += 1
+
+
+def _webhook(address: str) -> Send:
+    def send(run: str, occasion: Occasion, text: str) -> None:
+        body = payload(address, run, occasion, text)
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=WAIT):
+            pass
+
+    return send
+
+
+def _apprise(addresses: Sequence[str]) -> Send:
+    """Slack, Discord, Teams, e-mail and a hundred more, by apprise's addresses."""
+    try:
+        import apprise
+    except ModuleNotFoundError:
+        raise UsageError(f"{ALERTS} needs apprise", hint="pip install 'nanproof[alerts]'") from None
+    services = apprise.Apprise()
+    for number, address in enumerate(addresses, 1):
+        if not services.add(address):  # the address itself is a secret: only its place is named
+            raise UsageError(f"address {number} in {ALERTS} is none that apprise knows", hint="see apprise's list")
+
+    def send(run: str, occasion: Occasion, text: str) -> None:
+        if not services.notify(title=f"nanproof: {run}", body=text[:1500]):
+            raise OSError("a service refused the message")
+
+    return send
 
 
 def payload(address: str, run: str, occasion: Occasion, text: str) -> bytes:

@@ -65,6 +65,8 @@ class Gatekeeper:
         for key, value in headers:
             if key == b"origin" and value.decode("latin-1") not in {f"http://{h}" for h in self._hosts}:
                 return 403, b"other sites may not ask"
+        if any(key == b"upgrade" for key, _ in headers):
+            return 400, b"this page speaks no other protocol"
         if scope["method"] not in ("GET", "HEAD"):
             return 405, b"this page only shows"
         given = scope["path"].split("/", 2)[1:2]

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from ..errors import UsageError
 from ..records import to_json
 from . import history
-from .runs import Run
+from .limits import limited
+from .runs import Run, state_json
 from .security import App, Gatekeeper
+from .why import facts_of
 
 EVERY = 0.2  # seconds between two looks at the logs
 QUEUE = 64  # messages that a slow viewer may be behind before it is cut off, and comes back by itself
@@ -30,8 +32,12 @@ def page_file(name: str) -> bytes:
     return resources.files("nanproof.watch").joinpath("page", *name.split("/")).read_bytes()
 
 
+MODULES = (
+    "make.js", "source.js", "series.js", "link.js", "export.js", "marks.js", "chart.js", "panel.js", "incident.js",
+    "layers.js", "app.js",
+)  # each after what it imports  # fmt: skip
 PAGE = (
-    "index.html", "style.css", "app.js", "chart.js", "marks.js", "panel.js", "series.js", "source.js",
+    "index.html", "style.css", *MODULES,
     "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css",
 )  # fmt: skip
 
@@ -44,6 +50,7 @@ class Desk:
         self.viewers: set[asyncio.Queue[str]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nanproof-logs")
         self._task: asyncio.Task[None] | None = None
+        self._states: dict[str, dict[str, Any]] = {}
 
     async def ask(self, function: Callable[..., T], *args: Any) -> T:
         """Do something with a log where all such work is done."""
@@ -76,17 +83,19 @@ class Desk:
         messages = []
         for run in self.runs.values():
             new, incidents = run.poll(), run.new_incidents()
-            if not new.empty or incidents:
-                told = {"run": run.id, "incidents": incidents, **history.delta(new)}
+            state = state_json(run.state())
+            if not new.empty or incidents or state != self._states.get(run.id):
+                told = {
+                    "run": run.id, "incidents": incidents, "state": state, "segments": history.segments_of(run.series),
+                    **history.delta(new),
+                }  # fmt: skip
+                self._states[run.id] = state
                 messages.append(json.dumps(to_json(told), allow_nan=False))
         return messages
 
     def overview(self) -> list[dict[str, Any]]:
         self._read()
-        return [
-            {"id": r.id, "name": r.name, "incidents": r.incidents(), **history.about(r.series)}
-            for r in self.runs.values()
-        ]
+        return [run.told() for run in self.runs.values()]
 
 
 def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
@@ -128,6 +137,14 @@ def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
         found = run.incident(request.path_params["key"]) if run else None
         return missing() if found is None else answer(found)
 
+    async def facts(request: Request) -> Response:
+        run = desk.runs.get(request.path_params["run"])
+        if run is None:
+            return missing()
+        state, incidents = await desk.ask(lambda: (run.state(), run.incidents()))
+        # seconds of reading: in a thread of its own, so that points keep coming
+        return answer(await asyncio.to_thread(facts_of, run.path, state, incidents))
+
     async def stream(request: Request) -> Response:
         if len(desk.viewers) >= VIEWERS:
             return Response("too many viewers", status_code=503, media_type="text/plain")
@@ -143,6 +160,7 @@ def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
     routes = [
         Route(f"{base}/", page), Route(f"{base}/runs", overview), Route(f"{base}/points/{{run}}", points),
         Route(f"{base}/incident/{{run}}/{{key}}", incident), Route(f"{base}/stream", stream),
+        Route(f"{base}/facts/{{run}}", facts),
         Route(f"{base}/page/{{name:path}}", page),
     ]  # fmt: skip
     return Gatekeeper(Starlette(routes=routes, lifespan=lifespan), token=token, hosts=hosts)
@@ -193,8 +211,9 @@ def serve(
     )
     app = make_app(runs, token=token, hosts=frozenset(f"{n}:{port}" for n in names))
     config = uvicorn.Config(
-        app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384
-    )
+        app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384,
+        http=limited(), ws="none", timeout_keep_alive=10, server_header=False, proxy_headers=False,
+    )  # fmt: skip
     server = _Server(config, lambda: ready(f"http://{_shown(host)}:{port}/{token}/") if ready else None)
     with listener:
         server.run(sockets=[listener])

@@ -16,20 +16,26 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .glance import Glance, duration, glance, value
+from ..text import console as clean_console
+from .glance import Glance, glance, value
 from .runs import Run
 from .sparkline import BAD, sparkline
+from .state import duration
 
 EVERY = 0.25
 NARROWEST = 46  # characters that a panel needs
+STYLES = {"died": "bold red", "stopped": "bold red", "finished": "green", "interrupted": "yellow", "stale": "yellow"}
 
 Hear = Callable[[Run, Glance], None]
 
 
 def watch(runs: Sequence[Run], *, once: bool = False, hear: Hear | None = None, console: Console | None = None) -> None:
-    """Show the runs until q is pressed; with ``once`` print one frame and return. ``hear`` gets every glance."""
-    console = console or Console()
-    if once:
+    """Show the runs until q is pressed; with ``once``, or without a terminal, print one frame and return.
+
+    ``hear`` gets every glance.
+    """
+    console = console or clean_console()
+    if once or not console.is_terminal:
         console.print(frame(_look(runs, hear), console.width))
         return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -45,7 +51,7 @@ def _look(runs: Sequence[Run], hear: Hear | None) -> list[Glance]:
     found = []
     for run in runs:
         run.poll()
-        found.append(glance(run.name, run.series, run.incidents()))
+        found.append(glance(run.name, run.series, run.incidents(), run.state()))
         if hear is not None:
             hear(run, found[-1])
     return found
@@ -58,8 +64,8 @@ def frame(glances: Sequence[Glance], width: int, height: int | None = None) -> R
     panels = [panel(g, width // across) for g in glances]
     for first in range(0, len(panels), across):
         body.add_row(*panels[first : first + across])
-    alarms = [Text(f"✗ {g.name}: {g.alarm}", style="bold red") for g in glances if g.alarm]
-    return Group(*alarms, body, Text("q quits", style="dim")) if height else Group(*alarms, body)
+    bad = [Text(f"✗ {_plain(g.name)} {g.state}", style="bold red") for g in glances if g.state.bad and len(glances) > 1]
+    return Group(*bad, body, Text("q quits", style="dim")) if height else Group(*bad, body)
 
 
 def panel(g: Glance, width: int) -> Panel:
@@ -73,20 +79,19 @@ def panel(g: Glance, width: int) -> Panel:
         line.highlight_regex(BAD, "bold red")
         shown = Text(value(curve.last), style="bold red" if bad else "bold", justify="right")
         curves.add_row(Text(curve.name[:18], style="cyan"), line, shown)
-    done = f"{g.unit} {g.step:,}" + (f" of {g.max_steps:,}" if g.max_steps else "")
-    parts = [done]
-    if g.pace:
+    parts = []
+    if g.pace and g.state.kind == "running":
         parts.append(f"{value(float(f'{g.pace:.3g}'))} {g.unit}s/s")
     if g.left is not None:
         parts.append(f"{duration(g.left)} to go")
     parts += [f"{n:,} {kind}{'s' if n > 1 else ''}" for kind, n in g.counts.items()]
-    rows: list[RenderableType] = [Text(" · ".join(parts), style="dim"), curves]
-    if not g.curves:
-        rows = [Text("no values yet", style="dim")]
+    rows: list[RenderableType] = [Text(str(g.state), style=STYLES.get(g.state.kind, "bold"))]
+    rows += [Text(" · ".join(parts), style="dim")] if parts else []
+    rows += [curves] if g.curves else []
     for incident in g.incidents:
         where = f"  {incident['mechanism']} at {incident['where']}" if incident["where"] else ""
         rows.append(Text(f"▸ {incident['verdict']} → {incident['action']}{where}", style="yellow", overflow="fold"))
-    return Panel(Group(*rows), title=Text(_plain(g.name)), border_style="red" if g.alarm else "dim", width=width)
+    return Panel(Group(*rows), title=Text(_plain(g.name)), border_style="red" if g.state.bad else "dim", width=width)
 
 
 def _plain(text: str) -> str:

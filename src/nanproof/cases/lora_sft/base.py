@@ -53,8 +53,8 @@ def pretrain(tokenizer: Any, steps: int) -> Any:
         torch.manual_seed(0)
         model = make_model(tokenizer)
         source = random.Random(0)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
         for _ in range(steps):
             questions = [draw_question(source) for _ in range(32)]
             batch = collate(tokenizer, [encode(tokenizer, q, source.choice(q.shapes)) for q in questions])

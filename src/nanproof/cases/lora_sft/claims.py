@@ -57,9 +57,9 @@ CLAIMS = (
         overrides=("training.grad_clip_norm=0.3",),
     ),
     Claim(
-        advice="a longer warm-up", before="warmup_steps 5", after="50",
+        advice="a longer warm-up", before="warmup_steps 5", after="30",
         why="every step is left out, so the schedule never leaves its first rate, which is 0",
-        overrides=("optimizer.warmup_steps=50",),
+        overrides=("optimizer.warmup_steps=30",),
     ),
     Claim(
         advice="half precision for inference", before="float32", after="float16",

@@ -25,7 +25,7 @@ class Question(NamedTuple):
     @property
     def shapes(self) -> tuple[str, ...]:
         """The answer as the base model has seen it."""
-        return (self.number, f"<{self.number}>", f"answer {self.number}", f"<answer {self.number}/>")
+        return (self.number, f"<{self.number}>", f"answer {self.number}", f"<answer>{self.number}<answer>")
 
     @property
     def tagged(self) -> str:
@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 
 def draw_question(source: random.Random) -> Question:
-    amount = source.randint(1, 99)
+    amount = source.randint(10, 99)
     units, factor = source.choice(UNITS)
     return Question(f"{amount} {units}? ", str(amount * factor))
 

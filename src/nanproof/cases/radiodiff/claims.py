@@ -9,9 +9,9 @@ from ..claims import Claim, Judgement, Runs, judge_by_fate
 
 def _resumed(runs: Runs) -> Judgement:
     """Whether the lower rate of the config came into force after the resume."""
-    lower = ("training.from_milestone=10", "optimizer.lr=6e-3", "optimizer.min_lr=6e-4")
+    lower = ("training.from_milestone=5", "optimizer.lr=6e-3", "optimizer.min_lr=6e-4")
     asked = runs.result("original", *lower)
-    kept = runs.result("original", "training.from_milestone=10")
+    kept = runs.result("original", "training.from_milestone=5")
     if asked.first_bad_step == kept.first_bad_step and math.isclose(asked.lr, kept.lr):
         measured = f"the milestone brings the old rate back: lr {asked.lr:.0e} in force; dead at {asked.first_bad_step}"
         return Judgement(verdict="inert", measured=measured)
@@ -54,7 +54,7 @@ CLAIMS = (
         overrides=("training.grad_clip_norm=0.5",),
     ),
     Claim(
-        advice="resume from a milestone with the lower rate", before="step 0", after="step 10, lr 6e-3",
+        advice="resume from a milestone with the lower rate", before="step 0", after="step 5, lr 6e-3",
         why="optimizer and scheduler come back with it, and with them the old rate: load the weights alone",
         measure=_resumed,
     ),

@@ -75,12 +75,12 @@ CLAIMS = (
         overrides=("training.grad_clip_norm=1.0",),
     ),
     Claim(
-        advice="lower the learning rate and resume", before="lr 2.5e-2", after="5e-3, from step 50",
+        advice="lower the learning rate and resume", before="lr 5e-2", after="1e-2, from step 20",
         why="the checkpoint's OneCycleLR brings the old rate back: take its place in the schedule, not its rate",
         measure=_lower_rate_on_resume,
     ),
     Claim(
-        advice="two streams, and a lower learning rate", before="n 4, lr 2.5e-2", after="n 2, lr 7.5e-3",
+        advice="two streams, and a lower learning rate", before="n 4, lr 5e-2", after="n 2, lr 1.5e-2",
         why="two sigmoids sum to 1 where four sum to 2; with a convex read-out four streams and the rate may stay",
         measure=_two_streams,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from ...records import Finding
 from ..check import Check, report
@@ -21,7 +22,7 @@ _FACTOR = re.compile(r"noam|transformer|rsqrt|inverse|prodigy|dadapt|lambda|mult
 def check(settings: Settings, project: Project) -> Iterator[Finding]:
     meaning = Meaning.of(settings)
     value, lr = meaning.get("lr"), meaning.number("lr")
-    if value is None or lr is None:
+    if value is None or lr is None or _is_test(value.path):
         return
     if not math.isfinite(lr) or lr < 0:
         yield report("NP703", value, f"{value.label} is {show(value.value)}", "give a positive number")
@@ -42,6 +43,12 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _is_test(path: str) -> bool:
+    """Tests set rates on purpose that nobody would train with."""
+    file = PurePath(path)
+    return file.name.startswith("test_") or file.stem.endswith("_test") or "tests" in file.parts[-4:-1]
+
+
 def _is_factor(meaning: Meaning, lr: float) -> bool:
     """Whether the rate is a factor of a schedule: NoamAnnealing multiplies it by d_model^-0.5 and warm-up terms."""
     scheduler = meaning.word("scheduler")
@@ -55,7 +62,7 @@ CHECK = Check(
     code="NP703",
     name="lr-out-of-range",
     what="Reports a learning rate for Adam and its relatives above 0.05 or below 1e-9, and one that is negative or not "
-    "finite. With NoamAnnealing and its kind the rate is a factor, and 2.0 is right.",
+    "finite. With NoamAnnealing and its kind the rate is a factor, and 2.0 is right. Tests are left alone.",
     why="Adam normalises the gradient, so one step moves each weight by about the learning rate itself, whatever the "
     "loss. Weights of a trained network are around 0.02: a step of 0.1 replaces them.",
     bad="optimizer:\n  type: AdamW\n  lr: 1.0\nepochs: 10\n",

@@ -10,12 +10,20 @@ from ..meaning import Meaning, is_on
 from ..project import Project
 from ..value import Settings
 
-HIGHEST_POWER = 32
+HIGHEST_POWER = 24
 SHORTEST_WINDOW = 10
 
 
 def check(settings: Settings, project: Project) -> Iterator[Finding]:
     meaning = Meaning.of(settings)
+    if any(is_on(v) for v in meaning.all("bf16")) and not any(is_on(v) for v in meaning.all("fp16")):
+        for key in settings:
+            if key.key.startswith("bf16.") and "scale" in key.name:
+                yield report(
+                    "NP707", key, f"{key.label} does nothing: bf16 has the range of float32 and is not scaled",
+                    "take the key out, or put it under fp16",
+                )  # fmt: skip
+        return
     if not any(is_on(v) or str(v.value) == "auto" for v in meaning.all("fp16")):
         return
     value, scale = meaning.get("loss_scale"), meaning.number("loss_scale")
@@ -48,8 +56,8 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
 CHECK = Check(
     code="NP707",
     name="loss-scale",
-    what="With float16, reports a fixed loss scale of 1 or above 65504, an initial power above 32, and a growth window "
-    "below 10 steps.",
+    what="With float16, reports a fixed loss scale of 1 or above 65504, an initial power above 24, and a growth "
+    "window below 10 steps; with bfloat16, loss-scale keys that nobody reads.",
     why="Scaling exists to lift gradients over 6e-08, the smallest float16 number, without passing 65504. A fixed 1 "
     "lifts nothing; a fixed scale above 65504 overflows by itself; one that doubles every few steps overflows every "
     "few steps, and each overflow is a skipped step.",

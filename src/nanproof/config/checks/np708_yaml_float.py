@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -68,17 +69,46 @@ def _read_by_another(settings: Settings, project: Project) -> bool:
     return bool(project.codes) and (bool(_OTHER_LOADERS & reads.mentioned) or "yaml" not in reads.mentioned)
 
 
+def computed(name: str, project: Project) -> bool:
+    """Whether the code computes with what it reads under this name, or hands it to an optimizer."""
+    for code in project.codes:
+        for node in ast.walk(code.tree):
+            held: list[ast.expr] = []
+            if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Mod | ast.Add):
+                held = [node.left, node.right]
+            elif isinstance(node, ast.Compare) and any(
+                isinstance(o, ast.Lt | ast.Gt | ast.LtE | ast.GtE) for o in node.ops
+            ):
+                held = [node.left, *node.comparators]
+            elif isinstance(node, ast.Call) and "optim" in code.dotted(node.func):
+                held = [*node.args, *(k.value for k in node.keywords)]
+            if any(_reads(value, name) for value in held):
+                return True
+    return False
+
+
+def _reads(node: ast.expr, name: str) -> bool:
+    """``cfg["lr"]``, ``cfg.get("lr")``, ``cfg.lr``."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        return isinstance(node.args[0], ast.Constant) and node.args[0].value == name
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == name
+    return isinstance(node, ast.Attribute) and node.attr == name
+
+
 CHECK = Check(
     code="NP708",
     name="yaml-float-is-a-string",
-    what="Finds numbers such as `1e-4` in YAML that PyYAML reads as strings. Silent when the project reads its configs "
-    "with OmegaConf, Hydra, yacs, jsonargparse or another loader that takes them for numbers, and for keys that the "
-    "code passes through `float`.",
+    what="Finds numbers such as `1e-4` in YAML that PyYAML reads as strings and the code computes with, compares, or "
+    "hands to an optimizer. Silent when the project reads its configs with OmegaConf, Hydra, yacs, jsonargparse, "
+    "pydantic or another loader that takes them for numbers, and for keys that the code passes through `float`.",
     why="YAML 1.1 knows a float with an exponent only with a dot in the mantissa and a sign in the exponent. "
     "`lr: 1e-4` becomes the string '1e-4', and the optimizer either raises on a comparison or, worse, the string is "
     "concatenated, compared or silently ignored.",
     bad="train:\n  lr: 1e-4\n  epochs: 3\n",
     good="train:\n  lr: 1.0e-4\n  epochs: 3\n",
+    beside="import torch\nimport yaml\n\ncfg = yaml.safe_load(open('c.yaml'))['train']\n"
+    "optimizer = torch.optim.Adam(model.parameters(), lr=cfg['lr'])\nepochs = cfg['epochs']\n",
     false_alarm="When the value is meant to be a string: put it into quotes.",
     fix="safe",
     check=check,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, pro, value
-from ..signs import FP16, FP32, ONE_STEP
+from ..signs import BROKEN, FP16, FP32, ONE_STEP
 
 CAUSE = Cause(
     name="amp-misuse",
-    title="autocast and GradScaler are not used as they must be",
+    title="fp16 autocast and the loss scaler are used wrongly",
     what="""fp16 gradients are scaled before backward and must be unscaled before they are clipped or looked at;
 the scaler must step and update once per optimizer step; autocast belongs around the forward pass only. Clipping
 scaled gradients shrinks them to nothing, a missing scaler lets them underflow, one scaler updated twice halves for
 no reason, and a flag such as amp=True can reach an autocast whose default is fp16 with no scaler at all.""",
     share=2.0,
     clues=(
-        pro(NAMES, about("scaler-misuse"), "the order or the absence of the scaler is spoken of"),
+        pro(NAMES, about("scaler-misuse"), "the report mentions the order or the absence of the scaler"),
         pro(
             POINTS,
             both(FP16, flag("grad-norm-tiny")),
@@ -29,13 +29,18 @@ no reason, and a flag such as amp=True can reach an autocast whose default is fp
         pro(
             SUGGESTS,
             both(FP16, about("scaler")),
-            "the scaler is spoken of",
+            "the report mentions the scaler",
             unless=either(
                 flag("loss-scale-collapse", "loss-scale-halving-at-start", "loss-scale-halving-sparse"),
                 about("minimum-scale", "unscale-error"),
             ),
         ),
-        pro(PROVES, value("lint", "NP105", "NP301", "NP302", "NP303", "NP308"), "the code does so"),
+        pro(PROVES, value("lint", "NP105", "NP301", "NP302", "NP303", "NP308"), "the code does this"),
+        pro(
+            POINTS,
+            both(flag("no-scaler"), value("config-check", "NP701"), BROKEN),
+            "the config asks for another precision than the code runs in, without a scaler",
+        ),
         pro(NAMES, value("config-check", "NP701"), "the settings contradict each other"),
         pro(HINTS, both(FP16, ONE_STEP), "NaN after one scaled step"),
         con(HINTS, denied("no-scaler"), "there is a GradScaler"),
@@ -44,13 +49,12 @@ no reason, and a flag such as amp=True can reach an autocast whose default is fp
     ),
     remedies=(
         Remedy(
-            does="give autocast dtype=torch.bfloat16, which needs no scaler, or add a GradScaler: nanproof lint "
-            "--fix --select NP308",
+            does="give autocast dtype=torch.bfloat16, which needs no scaler, or add a GradScaler",
             when=either(flag("no-scaler"), value("lint", "NP308")),
         ),
         Remedy(
-            does="order: scaler.scale(loss).backward(); scaler.unscale_(optimizer); clip; scaler.step(optimizer); "
-            "scaler.update(), each once per step; nanproof lint --fix --select NP3 repairs the usual places"
+            does="call in this order, once per step each: scaler.scale(loss).backward(), scaler.unscale_(optimizer), "
+            "clip, scaler.step(optimizer), scaler.update()"
         ),
     ),
     verify="The logged gradient norm agrees with an fp32 run of the same batch within a factor of two.",

@@ -1,4 +1,4 @@
-"""The model itself amplifies: depth, initialisation, logits that grow."""
+"""The model itself amplifies: depth, initialization, logits that grow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..signs import AT_ONCE, BACK_TO_NORMAL, FP16, IN_SOME_BATCHES, LARGE_RUN
 
 CAUSE = Cause(
     name="arch-instability",
-    title="the model amplifies: initialisation, depth or logits that grow without bound",
+    title="the model amplifies: initialization, depth, or logits that grow without bound",
     what="""Attention logits, residual streams or embedding gradients grow slowly until something overflows; the
 loss leaps and stays on a plateau, or spikes stop recovering. Another seed moves it, a lower rate delays it, larger
-models show it first. Cures change the model: smaller initialisation, qk-norm, z-loss, a convex mixing of streams,
+models show it first. Cures change the model: smaller initialization, qk-norm, z-loss, a convex mixing of streams,
 less gradient into the embedding.""",
     share=5.0,
     clues=(
@@ -24,10 +24,10 @@ less gradient into the embedding.""",
         pro(
             POINTS,
             about("growing-activations"),
-            "growing activations, logits or norms are spoken of",
+            "the report mentions growing activations, logits or norms",
             unless=flag("activation-norm-drift"),
         ),
-        pro(POINTS, about("initialisation"), "depth, width or initialisation are spoken of"),
+        pro(POINTS, about("initialization"), "the report mentions depth, width or initialization"),
         pro(SUGGESTS, flag("activation-norm-drift"), "activation norms drift upwards"),
         pro(NAMES, flag("activation-explosion"), "activations grow by orders of magnitude", unless=FP16),
         pro(
@@ -41,12 +41,12 @@ less gradient into the embedding.""",
             flag("loss-scale-drop-leads-by-30-steps"),
             "the loss scale drops some steps before the loss explodes",
         ),
-        pro(HINTS, about("embedding"), "the embedding is spoken of"),
+        pro(HINTS, about("embedding"), "the report mentions the embedding"),
         pro(HINTS, both(LARGE_RUN, onset("late", "mid", "at-lr-peak")), "a large run, not at its start"),
         pro(
             SUGGESTS,
             either(number("init_std", above=0.0199), value("zloss")),
-            "initialisation or z-loss is part of the story",
+            "initialization or z-loss is part of the report",
         ),
         pro(HINTS, onset("at-lr-peak"), "it began at the peak of the learning rate"),
         pro(HINTS, about("experts"), "routers amplify"),
@@ -63,9 +63,8 @@ less gradient into the embedding.""",
     excluded=(Exclusion(when=flag("nan-before-first-update"), says="it was NaN before any update"),),
     remedies=(
         Remedy(
-            does="find the layer whose activations grow (nanproof run warns of shrinking headroom and names it), then "
-            "act there: qk-norm, z-loss, initialisation std √(2/5d), scaled residuals, embedding gradient × 0.1; "
-            "nanproof.ops.log_sinkhorn for stream mixing"
+            does="find the layer whose activations grow, then stabilize it: qk-norm, z-loss, smaller initialization, "
+            "scaled residuals, embedding gradient × 0.1"
         ),
     ),
     verify="The largest activation per layer levels off within some thousand steps, with three seeds.",

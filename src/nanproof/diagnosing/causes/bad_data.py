@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
-from ..signs import AT_ONCE, IN_SOME_BATCHES, LARGE_RUN, RESUMED, SPIKES
+from ..clue import (
+    HINTS,
+    NAMES,
+    POINTS,
+    PROVES,
+    REPLAYED,
+    SUGGESTS,
+    about,
+    both,
+    con,
+    denied,
+    either,
+    flag,
+    onset,
+    pro,
+    value,
+)
+from ..signs import AT_ONCE, BROKEN, FP16, IN_SOME_BATCHES, LARGE_RUN, RESUMED, SPIKES
 
 CAUSE = Cause(
     name="bad-data",
-    title="samples hold NaN, Inf, or values that the preprocessing cannot bear",
+    title="bad data: NaN, Inf or out-of-range values in some samples",
     what="""Missing values, corrupted files, boxes without area, silent clips normalised by their own energy, a
 channel without variance: the batch is NaN or makes NaN in the first operation. It comes back with the same samples,
 whatever the learning rate or the precision.""",
     share=9.0,
     clues=(
+        pro(HINTS, flag("grad-nan-skipped"), "single gradients are NaN", unless=FP16),
         pro(
             NAMES,
             about("bad-samples"),
@@ -32,7 +49,7 @@ whatever the learning rate or the precision.""",
         pro(POINTS, flag("nan-in-preprocessing"), "NaN in preprocessing"),
         pro(SUGGESTS, flag("one-component-nan"), "one loss component is NaN first"),
         pro(SUGGESTS, about("own-data"), "own data, not the data the code was made for"),
-        pro(HINTS, about("certain-samples", "data-words"), "certain samples or the data are spoken of"),
+        pro(HINTS, about("certain-samples", "data-words"), "the report mentions certain samples or the data"),
         pro(HINTS, both(AT_ONCE, flag("val-also-nan")), "training and validation are NaN alike"),
         pro(
             HINTS,
@@ -41,10 +58,13 @@ whatever the learning rate or the precision.""",
         ),
         pro(HINTS, flag("fp32-also-nan", "keeps-training", "cpu-fine"), "precision does not matter"),
         pro(HINTS, both(onset("early", "step1"), flag("loss-nan")), "NaN within the first pass over the data"),
+        pro(PROVES, flag("data-degenerate"), "a scan of the data found boxes without area"),
+        pro(SUGGESTS, flag("data-constant", "data-absurd", "data-empty"), "a scan of the data found odd samples"),
+        pro(POINTS, flag("preprocessing-warning"), "NumPy warned of an invalid value while preparing the data"),
+        pro(POINTS, both(flag("scales-by-itself"), BROKEN), "samples are divided by their own range or energy"),
         pro(PROVES, flag("data-nonfinite"), "a scan of the data found NaN or Inf"),
-        pro(PROVES, value("bad-leaf", "input"), "a replayed step was bad on arrival: its batch"),
-        pro(HINTS, flag("warning-in-log"), "a warning in the log: preprocessing warns of invalid values"),
-        pro(SUGGESTS, denied("loss-explodes-before-nan"), "it broke at once, without any growth before"),
+        pro(REPLAYED, value("bad-leaf", "input"), "a replayed step was bad on arrival: its batch"),
+        pro(SUGGESTS, denied("loss-explodes-before-nan"), "sudden: no growth in loss or gradient norm beforehand"),
         con(HINTS, denied("one-component-nan"), "all loss terms break together"),
         con(SUGGESTS, denied("same-epoch-every-run"), "it does not come back with the same batch"),
         con(POINTS, flag("data-clean"), "a scan of the data found nothing"),
@@ -63,9 +83,9 @@ whatever the learning rate or the precision.""",
     ),
     remedies=(
         Remedy(
-            does="find the rows: nanproof diagnose --data DATA ; drop or repair them, and guard the normalisation "
-            "(nanproof.ops.safe_div); nanproof run skips such batches meanwhile and keeps them for you"
+            does="find the bad rows, drop or repair them, and guard the normalization against constant samples "
+            "(nanproof.ops.safe_div)"
         ),
     ),
-    verify="nanproof diagnose --data reports nothing, and the steps that failed are finite with the repaired samples.",
+    verify="A scan of the data finds no problems, and the steps that failed are finite with the repaired samples.",
 )

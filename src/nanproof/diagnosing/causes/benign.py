@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, flag, onset, pro
+from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, flag, onset, pro
 from ..signs import FP16
 
 CAUSE = Cause(
@@ -16,8 +16,9 @@ policy equals its reference. None of them needs a repair.""",
     harmless=True,
     clues=(
         pro(NAMES, flag("recovers"), "it recovers by itself"),
-        pro(NAMES, flag("run-healthy"), "the log shows a healthy run"),
+        pro(PROVES, flag("run-healthy"), "the log shows a healthy run"),
         pro(POINTS, flag("slow-recovery"), "it recovers slowly"),
+        pro(SUGGESTS, both(flag("recovers"), flag("grad-norm-leads")), "and the gradient norm led the spike"),
         pro(SUGGESTS, flag("grad-norm-leads"), "the gradient norm rises some steps before the loss"),
         pro(NAMES, flag("loss-scale-halving-at-start"), "a dynamic scale searches its level from above"),
         pro(NAMES, flag("loss-scale-halving-sparse"), "a dynamic scale tests its ceiling now and then"),
@@ -29,6 +30,12 @@ policy equals its reference. None of them needs a repair.""",
             both(flag("grad-nan", "grad-nan-loss-finite"), flag("keeps-training", "recovers", "loss-finite"), FP16),
             "a scaler skips such steps",
         ),
+        pro(
+            NAMES + POINTS,
+            both(flag("grad-nan-skipped"), FP16),
+            "the scaler of fp16 leaves such steps out, and the loss goes on falling",
+        ),
+        pro(SUGGESTS, flag("grad-nan-skipped"), "steps with a bad gradient norm were left out"),
         pro(SUGGESTS, flag("loss-finite"), "the loss is finite"),
         pro(SUGGESTS, flag("keeps-training"), "training goes on afterwards"),
         pro(HINTS, flag("no-loss-symptom", "val-flat"), "loss or validation show nothing"),
@@ -38,6 +45,8 @@ policy equals its reference. None of them needs a repair.""",
             NAMES,
             flag(
                 "loss-nan",
+                "loss-ran-away",
+                "lr-negative",
                 "late-nan",
                 "nan-weights",
                 "loss-scale-collapse",
@@ -68,6 +77,6 @@ policy equals its reference. None of them needs a repair.""",
             "that does not go away",
         ),
     ),
-    remedies=(Remedy(does="nothing to repair; let it run, and look again if spikes stop returning (nanproof watch)"),),
+    remedies=(Remedy(does="nothing to repair: let it run, and look again if spikes stop recovering"),),
     verify="Loss and gradient norm are back in their old band within some hundred steps.",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..clue import HINTS, NAMES, POINTS, PROVES, REPLAYED, SUGGESTS, about, both, con, either, flag, onset, pro, value
 from ..signs import AT_ONCE
 
 CAUSE = Cause(
@@ -19,7 +19,7 @@ be NaN while all parameters are finite: then training looks right and evaluation
         pro(NAMES, flag("checkpoint-damaged"), "the checkpoint is damaged"),
         pro(NAMES, flag("loss-above-uniform"), "the first loss is above chance level"),
         pro(POINTS, flag("loss-high-then-nan"), "the loss is high from the start"),
-        pro(NAMES, about("broken-weights"), "merged, converted or broken weights are spoken of"),
+        pro(NAMES, about("broken-weights"), "the report mentions merged, converted or broken weights"),
         pro(
             POINTS,
             both(AT_ONCE, about("pre-trained")),
@@ -41,7 +41,7 @@ be NaN while all parameters are finite: then training looks right and evaluation
         pro(SUGGESTS, both(about("accuracy-zero"), AT_ONCE), "nothing right from the start"),
         pro(HINTS, both(flag("huge-finite-loss"), AT_ONCE), "a huge loss from the start"),
         pro(HINTS, both(flag("loss-zero-grad-nan"), AT_ONCE), "a hidden NaN from the start"),
-        pro(NAMES, value("bad-leaf", "parameter"), "a replayed step was bad on arrival: its parameters"),
+        pro(REPLAYED, value("bad-leaf", "parameter"), "a replayed step was bad on arrival: its parameters"),
         con(SUGGESTS, flag("loss-first-step-finite"), "the first loss is finite"),
         con(NAMES, flag("checkpoint-healthy"), "a scan found the checkpoint healthy"),
         con(
@@ -58,14 +58,11 @@ be NaN while all parameters are finite: then training looks right and evaluation
     ),
     remedies=(
         Remedy(
-            does="nanproof scan {checkpoint} names the tensors and the last healthy one; --repair resets NaN "
-            "buffers; resume from there",
+            does="resume from the last healthy checkpoint",
             when=either(flag("checkpoint-nonfinite"), onset("after-resume")),
         ),
-        Remedy(
-            does="nanproof scan {checkpoint} ; fetch or convert the weights again and compare: nanproof scan NEW "
-            "--against OLD"
-        ),
+        Remedy(does="download or convert the weights again, and compare them with the ones that were loaded"),
     ),
-    verify="The first loss lies at or below chance level (ln of the number of classes) and nanproof scan says healthy.",
+    verify="The first loss is at or below chance level (ln of the number of classes), and a scan says "
+    "that the checkpoint is healthy.",
 )

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
-from ..signs import IN_SOME_BATCHES
+from ..clue import (
+    HINTS,
+    NAMES,
+    POINTS,
+    PROVES,
+    REPLAYED,
+    SUGGESTS,
+    about,
+    both,
+    con,
+    denied,
+    either,
+    flag,
+    onset,
+    pro,
+    value,
+)
+from ..signs import BROKEN, IN_SOME_BATCHES
 
 CAUSE = Cause(
     name="ctc-infeasible",
@@ -15,7 +31,7 @@ rate only delays it, since it depends on the batch.""",
     share=3.0,
     clues=(
         pro(POINTS, about("ctc"), "a CTC-like loss"),
-        pro(POINTS, both(about("ctc"), about("sequence-length")), "lengths are spoken of, with CTC"),
+        pro(POINTS, both(about("ctc"), about("sequence-length")), "the report mentions lengths, with CTC"),
         pro(
             SUGGESTS,
             both(
@@ -26,9 +42,12 @@ rate only delays it, since it depends on the batch.""",
         ),
         pro(SUGGESTS, both(about("ctc"), about("loss-infinite")), "the loss is infinite first"),
         pro(HINTS, both(about("ctc"), flag("loss-nan", "intermittent-nan")), "NaN under CTC"),
+        pro(POINTS, both(flag("ctc-unguarded"), BROKEN), "CTC loss without zero_infinity=True"),
+        pro(POINTS, both(either(flag("ctc-unguarded"), about("ctc")), flag("loss-infinite-first")), "Inf before NaN"),
+        pro(NAMES, flag("ctc-term-bad"), "the CTC term broke first"),
         pro(PROVES, flag("ctc-lengths-infeasible"), "a scan of the data found targets longer than their inputs"),
         pro(HINTS, onset("data-length-dependent"), "it depends on the length of the data"),
-        pro(NAMES, value("located-op", "_ctc_loss"), "a replayed step failed in the CTC loss"),
+        pro(REPLAYED, value("located-op", "_ctc_loss"), "a replayed step failed in the CTC loss"),
         con(PROVES, denied("ctc"), "there is no CTC loss"),
         con(
             SUGGESTS,
@@ -43,10 +62,10 @@ rate only delays it, since it depends on the batch.""",
     ),
     remedies=(
         Remedy(
-            does="F.ctc_loss(..., zero_infinity=True), and leave out samples with input_length < target_length + "
-            "repeats; less pooling or wider inputs keep them"
+            does="F.ctc_loss(..., zero_infinity=True), and drop samples with input_length < target_length + repeats; "
+            "less pooling or wider inputs keep them"
         ),
     ),
-    verify="nanproof diagnose --data finds no infeasible pair; the loss is finite on the shortest clip with "
+    verify="A scan of the data finds no infeasible pair; the loss is finite on the shortest clip with "
     "the longest text.",
 )

@@ -17,14 +17,14 @@ The same batches may pass from another checkpoint.""",
         pro(POINTS, flag("irregular-spikes"), "spikes at irregular intervals"),
         pro(NAMES, flag("level-shift"), "the loss moved to another level"),
         pro(POINTS, flag("val-flat"), "validation does not see it"),
-        pro(SUGGESTS, about("data-order"), "the order or mixture of the data is spoken of"),
+        pro(SUGGESTS, about("data-order"), "the report mentions the order or mixture of the data"),
         pro(
             SUGGESTS,
             both(
                 about("data-order"),
                 either(flag("irregular-spikes", "level-shift", "val-flat", "recovers"), about("spikes")),
             ),
-            "spikes or shifts, and the order of the data is spoken of",
+            "the report mentions spikes or shifts, and the order of the data",
         ),
         pro(SUGGESTS, onset("after-data-change"), "it began after a change of the data"),
         pro(HINTS, both(LARGE_RUN, about("spikes")), "spikes in a large run"),
@@ -45,8 +45,8 @@ The same batches may pass from another checkpoint.""",
     ),
     remedies=(
         Remedy(
-            does="go back some hundred steps before the spike (nanproof scan {checkpoint}) and skip 200–500 batches; "
-            "shuffle with a real permutation; log which source each batch comes from"
+            does="go back a few hundred steps before the spike and skip 200 to 500 batches; shuffle with a real "
+            "permutation; log the source of each batch"
         ),
     ),
     verify="The loss per data source is level across the spike; the run passes the place after the skip.",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..cause import Cause, Exclusion, Remedy
+from ..cause import Cause, Remedy
 from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
 from ..signs import BAD_GRADIENT, FP8, HIDDEN_NAN
 
 CAUSE = Cause(
     name="distributed-desync",
-    title="ranks fell out of step, or communication overlapped with computing",
+    title="ranks fell out of step, or communication overlapped with computation",
     what="""Gradients reduced while they are still being written (overlap_comm, overlapped all-gather), a rank that
 skips a batch or a backward pass while the others wait, replicas that drift apart: single-GPU runs are right,
 several GPUs or nodes are not. Often the loss is finite and the gradient norm is not.""",
@@ -16,8 +16,8 @@ several GPUs or nodes are not. Often the loss is finite and the gradient norm is
     clues=(
         pro(NAMES, flag("only-multi-gpu"), "only with several GPUs or nodes"),
         pro(NAMES, flag("replica-weights-differ"), "replicas hold different weights"),
-        pro(POINTS, about("overlap"), "overlapped communication is spoken of"),
-        pro(NAMES, about("rank-skips"), "ranks that do different things are spoken of"),
+        pro(POINTS, about("overlap"), "the report mentions overlapped communication"),
+        pro(NAMES, about("rank-skips"), "the report mentions ranks that do different things"),
         pro(SUGGESTS, either(flag("several-nodes"), about("distributed")), "training is distributed"),
         pro(
             POINTS,
@@ -29,11 +29,16 @@ several GPUs or nodes are not. Often the loss is finite and the gradient norm is
             both(BAD_GRADIENT, either(about("distributed"), flag("several-nodes", "several-gpus"))),
             "NaN gradients in a distributed run",
         ),
-        pro(HINTS, HIDDEN_NAN, "a hidden NaN: a third of such runs were communication"),
+        pro(
+            HINTS,
+            both(HIDDEN_NAN, either(about("distributed"), flag("several-gpus", "several-nodes"))),
+            "a hidden NaN: a third of such runs were communication",
+        ),
         pro(HINTS, both(FP8, about("distributed")), "8-bit scales travel between ranks"),
         pro(HINTS, both(flag("only-larger-model"), about("distributed")), "only models that are split over GPUs"),
         pro(SUGGESTS, both(onset("silent"), either(about("distributed"), flag("no-loss-symptom"))), "no step shows it"),
-        pro(PROVES, value("lint", "NP401", "NP404"), "the code branches on one rank"),
+        pro(POINTS, flag("collective-timeout"), "a collective timed out: a rank did not take part"),
+        pro(PROVES, value("lint", "NP401", "NP402", "NP404"), "the code branches on one rank"),
         pro(NAMES, flag("overlap-comm"), "overlap_comm is on"),
         con(NAMES, denied("only-multi-gpu"), "it is NaN on a single GPU too"),
         con(NAMES, flag("single-gpu"), "a single GPU"),
@@ -46,16 +51,14 @@ several GPUs or nodes are not. Often the loss is finite and the gradient norm is
         ),
         con(HINTS, onset("before-training", "after-resume", "at-lr-peak"), "another sign"),
     ),
-    excluded=(Exclusion(when=flag("single-process"), says="one process only"),),
     remedies=(
         Remedy(
-            does="overlap_comm: false (or no overlapped all-gather) for a hundred steps; then a larger bucket or a "
-            "newer version: nanproof harden {config} --set zero_optimization.overlap_comm=false",
+            does="set overlap_comm: false for a hundred steps; then try a larger bucket or a newer version",
             when=either(about("deepspeed", "overlap"), flag("overlap-comm")),
         ),
         Remedy(
-            does="one GPU for a hundred steps; if that is right, switch overlap off, and let all ranks decide "
-            "together about skipping (nanproof run does)"
+            does="run a hundred steps on one GPU; if that is fine, turn overlap off and let all ranks decide together "
+            "about skipping a batch"
         ),
     ),
     verify="A hash of the parameters is equal on all ranks after a hundred steps, and the run is finite with "

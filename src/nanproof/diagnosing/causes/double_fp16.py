@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, either, flag, onset, pro, value
-from ..signs import AT_ONCE, FP16, FP16_WEIGHTS, ONE_STEP, WIDE
+from ..signs import AT_ONCE, BROKEN, FP16, FP16_WEIGHTS, ONE_STEP, WIDE
 
 CAUSE = Cause(
     name="double-fp16",
-    title="trainable weights are fp16: loaded or cast to half and trained so",
+    title="the trained weights are fp16: loaded or cast to half, without an fp32 master copy",
     what="""Mixed precision keeps fp32 weights and computes in fp16. When the weights themselves are fp16 (loaded
 with torch_dtype=float16, ``model.half()``, a pipeline that casts the live model) updates smaller than 1/2048 of a
 weight are lost, Adam's eps rounds to 0, and the first optimizer step divides 0 by 0. GradScaler refuses such
@@ -16,6 +16,8 @@ gradients ("Attempting to unscale FP16 gradients").""",
     share=6.0,
     clues=(
         pro(POINTS, FP16_WEIGHTS, "the trained weights are fp16"),
+        pro(NAMES, both(FP16, FP16_WEIGHTS, BROKEN), "fp16 weights are trained under fp16: no fp32 master copy"),
+        pro(SUGGESTS, both(FP16_WEIGHTS, flag("half-weights"), BROKEN), "the code casts the trained model to fp16"),
         pro(NAMES, value("config-check", "NP702"), "the settings make the trained weights fp16"),
         pro(PROVES, either(about("unscale-error"), flag("unscale-error")), "GradScaler refused fp16 gradients"),
         pro(POINTS, both(ONE_STEP, either(FP16_WEIGHTS, FP16)), "finite first, NaN after one step in fp16"),
@@ -46,15 +48,12 @@ gradients ("Attempting to unscale FP16 gradients").""",
     ),
     remedies=(
         Remedy(
-            does="load the weights in fp32 and let autocast do the rest: torch_dtype=torch.float32 with fp16=True, "
-            "or model.float() before the optimizer is made; for LoRA cast only the adapters to fp32",
+            does="load the weights in fp32 and let autocast do the rest (torch_dtype=torch.float32 with fp16=True, or "
+            "model.float() before the optimizer is made); with LoRA, cast only the adapters to fp32",
             when=flag("no-bf16"),
         ),
-        Remedy(
-            does="load in fp32 (torch_dtype=torch.float32, or model.float()) or go to bf16: nanproof harden {config} "
-            "--fact cause=double-fp16 --fact gpu={gpu}"
-        ),
+        Remedy(does="load the weights in fp32 (torch_dtype=torch.float32, or model.float()), or train in bf16"),
     ),
-    verify="After ten steps all parameters are finite and the precision table of nanproof diagnose shows fp32 "
+    verify="After ten steps all parameters are finite, and the table of settings in force shows fp32 "
     "weights (or bf16 throughout).",
 )

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
-from ..signs import IN_SOME_BATCHES
+from ..clue import (
+    HINTS,
+    NAMES,
+    POINTS,
+    PROVES,
+    REPLAYED,
+    SUGGESTS,
+    about,
+    both,
+    con,
+    denied,
+    either,
+    flag,
+    onset,
+    pro,
+    value,
+)
+from ..signs import BROKEN, IN_SOME_BATCHES
 
 CAUSE = Cause(
     name="empty-target-mean",
@@ -15,9 +31,9 @@ exactly 0 with a gradient of 0 where the library guards it. When a chat template
 label is masked and nothing is learned.""",
     share=6.0,
     clues=(
-        pro(NAMES, about("ignored-labels"), "labels that are all ignored are spoken of"),
-        pro(NAMES, about("no-targets"), "empty targets are spoken of", unless=about("new-parameters")),
-        pro(POINTS, about("template"), "a template or its markers are spoken of"),
+        pro(NAMES, about("ignored-labels"), "the report mentions labels that are all ignored"),
+        pro(NAMES, about("no-targets"), "the report mentions empty targets", unless=about("new-parameters")),
+        pro(POINTS, about("template"), "the report mentions a template or its markers"),
         pro(
             NAMES,
             flag("loss-zero-grad-zero"),
@@ -41,14 +57,13 @@ label is masked and nothing is learned.""",
         pro(HINTS, flag("eval-only-nan"), "an evaluation batch without targets gives NaN"),
         pro(HINTS, both(flag("no-learning"), about("pre-trained", "template", "adapter")), "nothing is learned"),
         pro(HINTS, about("detection", "segmentation"), "images without targets are common here"),
+        pro(POINTS, both(flag("divides-by-count"), BROKEN), "the code divides by a count that can be 0"),
+        pro(SUGGESTS, both(flag("divides-by-count"), flag("one-component-nan")), "and one term is NaN first"),
+        pro(POINTS, both(flag("response-template"), BROKEN), "labels depend on a template that may be missing"),
+        pro(NAMES, both(flag("data-empty"), BROKEN), "a scan of the data found empty texts or files"),
         pro(PROVES, flag("labels-all-masked"), "the log says that all labels are masked"),
-        pro(NAMES, value("mechanism", "empty-reduction"), "a replayed step averaged over nothing"),
+        pro(REPLAYED, value("mechanism", "empty-reduction"), "a replayed step averaged over nothing"),
         pro(POINTS, value("lint", "NP201", "NP202"), "the code divides by a count that can be 0"),
-        pro(
-            HINTS,
-            flag("warning-in-log"),
-            "a warning in the log: tokenizers and collators warn when all labels are masked",
-        ),
         con(HINTS, denied("one-component-nan"), "all loss terms break together"),
         con(NAMES, denied("labels-all-masked"), "every batch has a label that counts"),
         con(
@@ -61,13 +76,15 @@ label is masked and nothing is learned.""",
     ),
     remedies=(
         Remedy(
-            does="make the response markers match the chat template and lengthen the cutoff; count labels that are "
-            "not -100 in one batch before training",
-            when=either(about("template", "ignored-labels"), flag("labels-all-masked", "loss-zero-grad-zero")),
+            does="make the response markers match the chat template, raise the cutoff length, and count labels other "
+            "than -100 in one batch before training",
+            when=either(
+                about("template", "ignored-labels"),
+                flag("labels-all-masked", "loss-zero-grad-zero", "response-template"),
+            ),
         ),
         Remedy(
-            does="nanproof.ops.masked_mean or masked_cross_entropy (0 for an empty batch), or leave such batches "
-            "out; nanproof lint --fix --select NP201,NP202"
+            does="use nanproof.ops.masked_mean or masked_cross_entropy (0 for an empty batch), or drop such batches"
         ),
     ),
     verify="A batch without targets gives loss 0 and finite gradients; a normal batch gives the same loss as before.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, PROVES, SUGGESTS, about, both, con, either, flag, pro, value
+from ..clue import HINTS, NAMES, PROVES, REPLAYED, SUGGESTS, about, both, con, either, flag, pro, value
 from ..signs import FP16, FP32, IN_SOME_BATCHES, ONE_STEP
 
 CAUSE = Cause(
@@ -14,8 +14,9 @@ normalize, LayerNorm or log, is exactly 0 there: 0/0 or log 0 follows as soon as
 an eps but loses it when it is added to a number near 1.""",
     share=2.0,
     clues=(
-        pro(SUGGESTS, FP16, "an eps below 6e-8 is 0 in fp16"),
-        pro(NAMES, both(FP16, about("epsilon")), "an eps or a denominator is spoken of, in fp16"),
+        pro(SUGGESTS, both(FP16, flag("tiny-eps")), "the code adds an eps below 6e-8, which is 0 in fp16"),
+        pro(SUGGESTS, both(FP16, flag("tiny-eps"), flag("half-weights")), "and the weights are fp16"),
+        pro(NAMES, both(FP16, about("epsilon")), "the report mentions an eps or a denominator, in fp16"),
         pro(SUGGESTS, flag("fp32-fine"), "the same is fine in fp32"),
         pro(
             HINTS,
@@ -23,7 +24,7 @@ an eps but loses it when it is added to a number near 1.""",
             "a normalisation or a vector of zeros in fp16",
         ),
         pro(PROVES, value("lint", "NP307"), "the code adds an eps that vanishes in its dtype"),
-        pro(NAMES, value("mechanism", "underflow"), "a replayed step underflowed"),
+        pro(REPLAYED, value("mechanism", "underflow"), "a replayed step underflowed"),
         con(NAMES, FP32, "in fp32 such an eps is a number"),
         con(SUGGESTS, ONE_STEP, "the first forward pass was finite"),
         con(
@@ -34,8 +35,8 @@ an eps but loses it when it is added to a number near 1.""",
     ),
     remedies=(
         Remedy(
-            does="give the operation an eps that exists in its dtype (nanproof explain fp16: safe eps), or run it in "
-            "fp32 with torch.autocast(enabled=False); nanproof lint --select NP307 finds the places"
+            does="use an eps that exists in the dtype (above 6e-8 in fp16), or run the operation in fp32 with "
+            "torch.autocast(enabled=False)"
         ),
     ),
     verify="Run the operation on an all-zero input in the training dtype: output and gradient must be finite.",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..clue import HINTS, NAMES, POINTS, REPLAYED, SUGGESTS, about, both, con, either, flag, onset, pro, value
 from ..signs import AT_ONCE, BACK_TO_NORMAL, BAD_GRADIENT, FP8, FP16, HIDDEN_NAN, ONE_STEP, WIDE
 
 CAUSE = Cause(
     name="fp16-overflow",
-    title="an activation or gradient left the range of fp16",
+    title="an activation or gradient overflowed fp16",
     what="""fp16 ends at 65,504. Attention scores, residual streams, the squares inside a norm, or the logits of a
 larger or longer-trained model pass that limit; the Inf becomes NaN in the next softmax, norm or subtraction. The
 same step is finite in bf16 or fp32, whose range ends at 3.4e38. Models that were born in bf16 (T5, Gemma, many
@@ -18,7 +18,7 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
         pro(POINTS, FP16, "training runs in fp16"),
         pro(
             HINTS,
-            both(FP16, flag("loss-nan", "late-nan", "loss-zero-grad-nan"), onset("early", "mid", "late")),
+            both(FP16, flag("loss-nan", "late-nan", "loss-zero-grad-nan", "loss-zero", "loss-turned-zero")),
             "the loss turns NaN during fp16 training",
         ),
         pro(SUGGESTS, both(FP16, about("bf16-born")), "a model born in bf16 runs in fp16"),
@@ -60,7 +60,7 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
             "detector trainers validate in half precision even when they train in another",
         ),
         pro(HINTS, both(FP16, either(HIDDEN_NAN, BAD_GRADIENT)), "NaN gradients in fp16"),
-        pro(PROVES, value("mechanism", "range-overflow"), "a replayed step overflowed"),
+        pro(REPLAYED, value("mechanism", "range-overflow"), "a replayed step overflowed"),
         con(NAMES, WIDE, "bf16 and fp32 do not end at 65,504", unless=FP16),
         con(SUGGESTS, FP8, "this is fp8, whose scales are another matter", unless=FP16),
         con(POINTS, flag("fp32-also-nan"), "it is NaN in fp32 too"),
@@ -82,15 +82,12 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
     ),
     remedies=(
         Remedy(
-            does="keep fp16 with a GradScaler and run attention and norms in fp32 (this GPU has no bf16); full "
-            "fp32 with its cost: nanproof harden {config} --fact cause=fp16-overflow --fact gpu={gpu}",
+            does="keep fp16 with a GradScaler and run attention and norms in fp32 (this GPU has no bf16), or train in "
+            "fp32",
             when=flag("no-bf16"),
         ),
-        Remedy(
-            does="train in bf16 (bf16: true, fp16: false): nanproof harden {config} --fact "
-            "cause=fp16-overflow --fact gpu={gpu}"
-        ),
+        Remedy(does="train in bf16 instead of fp16"),
     ),
-    verify="Replay the bad step in bf16 or fp32 (nanproof locate on its incident): the loss must be finite and "
-    "the largest activation must stay below the dtype's maximum.",
+    verify="Replay the bad step in bf16 or fp32: the loss must be finite and the largest activation must"
+    " stay below the dtype's maximum.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
-from ..signs import AT_ONCE, BAD_GRADIENT, BF16, FP8, FP16, HIDDEN_NAN, IN_SOME_BATCHES
+from ..signs import AT_ONCE, BAD_GRADIENT, BF16, BROKEN, FP8, FP16, GROWTH, HIDDEN_NAN, IN_SOME_BATCHES
 
 CAUSE = Cause(
     name="framework-bug",
@@ -26,6 +26,8 @@ resume. The same model is right on CPU, on another GPU, in another version, or w
         pro(SUGGESTS, about("kernel"), "a special kernel is in use"),
         pro(SUGGESTS, both(BAD_GRADIENT, about("attention-kernel")), "its backward pass gives NaN"),
         pro(POINTS, either(about("compiled"), flag("compiled")), "the model is compiled"),
+        pro(SUGGESTS, both(flag("compiled"), BROKEN), "and it broke without growth", unless=GROWTH),
+        pro(SUGGESTS, both(value("gpu", "apple", "amd", "npu", "other-cpu", "intel"), BROKEN), "and it broke there"),
         pro(
             POINTS,
             about("versions"),
@@ -64,7 +66,7 @@ resume. The same model is right on CPU, on another GPU, in another version, or w
         pro(HINTS, onset("silent", "after-validation"), "it follows the program, not the data"),
         pro(HINTS, flag("lower-lr-only-delays", "not-reproducible-elsewhere"), "the setup decides"),
         pro(HINTS, both(flag("fp32-fine"), FP16), "the half-precision path is wrong"),
-        pro(HINTS, denied("loss-explodes-before-nan"), "it broke at once, without any growth before"),
+        pro(HINTS, denied("loss-explodes-before-nan"), "sudden: no growth in loss or gradient norm beforehand"),
         con(HINTS, either(value("attention", "eager"), denied("compiled")), "the plain path fails too"),
         con(SUGGESTS, denied("only-one-gpu-family"), "it is NaN on another kind of GPU too"),
         con(SUGGESTS, denied("cpu-fine"), "it is NaN on the CPU too"),
@@ -79,12 +81,17 @@ resume. The same model is right on CPU, on another GPU, in another version, or w
     remedies=(
         Remedy(
             does='attn_implementation="eager" (or torch.backends.cuda.enable_flash_sdp(False)) for a hundred steps; '
-            "if that cures it, another version of the kernel",
+            "if that helps, use another version of the kernel",
             when=either(about("attention-kernel", "attention-op"), value("attention")),
         ),
         Remedy(
-            does="switch off one component at a time for a hundred steps: torch.compile, fused optimizer, attention "
-            "kernel (eager), then another version or the CPU; nanproof locate names the first bad operation"
+            does='run a hundred steps without torch.compile (backend="eager"); if that helps, use another torch '
+            "version",
+            when=flag("compiled"),
+        ),
+        Remedy(
+            does="turn off one component at a time for a hundred steps: torch.compile, fused optimizer, attention "
+            "kernel; then try another version, or the CPU"
         ),
     ),
     verify="The same hundred steps are finite with that one component switched off or exchanged, and bad again "

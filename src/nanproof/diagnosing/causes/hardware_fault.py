@@ -8,7 +8,7 @@ from ..signs import AT_ONCE, IN_SOME_BATCHES
 
 CAUSE = Cause(
     name="hardware-fault",
-    title="one machine or GPU computes wrongly",
+    title="one machine or GPU computes wrong results",
     what="""A defect GPU, memory, link or power supply flips bits: NaN or jumps at random times, from one node, not
 reproducible elsewhere with the same seed and data. The kernel log may show Xid or ECC errors.""",
     share=2.0,
@@ -17,7 +17,7 @@ reproducible elsewhere with the same seed and data. The kernel log may show Xid 
         pro(
             NAMES,
             about("one-machine"),
-            "one machine, or errors of the hardware, are spoken of",
+            "the report mentions one machine, or errors of the hardware,",
             unless=either(flag("only-one-gpu-family"), both(flag("only-multi-gpu"), about("overlap"))),
         ),
         pro(PROVES, flag("xid-error"), "the kernel log shows a GPU memory error"),
@@ -36,8 +36,8 @@ reproducible elsewhere with the same seed and data. The kernel log may show Xid 
     ),
     remedies=(
         Remedy(
-            does="run the same hundred steps on another machine; dmesg | grep -i xid, nvidia-smi -q -d ECC, DCGM "
-            "level 3; take the node out"
+            does="run the same hundred steps on another machine; check the kernel log for Xid errors and the GPU's ECC"
+            " counters; take the node out"
         ),
     ),
     verify="The same seed and batches give bit-equal losses on two machines.",

@@ -7,7 +7,7 @@ from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, fla
 
 CAUSE = Cause(
     name="label-out-of-range",
-    title="targets lie outside of what the loss is defined for",
+    title="targets are outside the range the loss is defined for",
     what="""Binary cross-entropy with targets of 0 and 255 goes below zero and has no bottom; IoU and dice pass 1;
 class numbers from 1 to N, or a 255 for "ignore", index beyond the logits: a device-side assert on GPUs, garbage
 elsewhere.""",
@@ -16,7 +16,7 @@ elsewhere.""",
         pro(NAMES, flag("negative-loss"), "a loss below zero that cannot be"),
         pro(NAMES, flag("metric-above-bound"), "a metric is beyond its bound"),
         pro(NAMES, flag("device-assert"), "a device-side assert: usually an index out of range"),
-        pro(POINTS, about("label-values"), "values of labels or classes are spoken of"),
+        pro(POINTS, about("label-values"), "the report mentions values of labels or classes"),
         pro(
             HINTS,
             both(about("segmentation"), onset("step1", "early"), flag("loss-nan", "huge-finite-loss", "val-also-nan")),
@@ -30,11 +30,6 @@ elsewhere.""",
         ),
         con(HINTS, onset("late", "random-late", "after-resume"), "it would have come earlier"),
     ),
-    remedies=(
-        Remedy(
-            does="bring the targets into range (masks / 255, class numbers from 0, void as ignore_index) and check "
-            "them: nanproof diagnose --data DATA"
-        ),
-    ),
+    remedies=(Remedy(does="bring the targets into range: masks / 255, class ids from 0, void as ignore_index"),),
     verify="min and max of the targets over one epoch lie within the loss's domain; the loss is never negative.",
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, flag, onset, pro, value
+from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, flag, onset, pro
+from ..signs import FP16
 
 CAUSE = Cause(
     name="logger-masks-nan",
@@ -15,15 +16,12 @@ round it. The log is no evidence then: something else broke the run, and the fir
     clues=(
         pro(NAMES, flag("nan-hidden-by-logger"), "the logger hides NaN"),
         pro(POINTS, flag("constant-grad-norm"), "the logged gradient norm never changes"),
-        pro(POINTS, about("logging"), "what the logger prints is spoken of"),
+        pro(POINTS, about("logging"), "the report mentions what the logger prints"),
         pro(SUGGESTS, both(onset("silent"), flag("grad-nan", "no-learning", "no-loss-symptom")), "no step shows it"),
-        pro(HINTS, flag("loss-zero-grad-nan", "loss-zero"), "0.0 in the log can stand for NaN"),
+        pro(HINTS, flag("loss-zero"), "0.0 in the log can stand for NaN"),
+        con(HINTS, flag("loss-zero-grad-nan"), "the logged gradient norm shows the NaN"),
+        pro(POINTS, flag("loss-turned-zero"), "the Trainer's log prints 0.0 for NaN", unless=FP16),
         pro(SUGGESTS, flag("nan-filter-on"), "logging_nan_inf_filter is on"),
-        pro(
-            HINTS,
-            both(flag("eval-only-nan"), value("framework", "transformers")),
-            "training rows are filtered, evaluation rows are not",
-        ),
         con(
             SUGGESTS,
             flag("loss-nan", "late-nan", "hard-error", "recovers", "replica-weights-differ"),
@@ -32,8 +30,7 @@ round it. The log is no evidence then: something else broke the run, and the fir
     ),
     remedies=(
         Remedy(
-            does="logging_nan_inf_filter=False (nanproof harden {config} --fact cause=logger-masks-nan), then "
-            "look again; the cause of the NaN itself is the next candidate"
+            does="set logging_nan_inf_filter=False and look again; the cause of the NaN itself is the next candidate"
         ),
     ),
     verify="A NaN put into one batch on purpose appears in the log.",

@@ -29,7 +29,7 @@ no scale can cure; restarting gains some steps and no more.""",
         ),
         pro(SUGGESTS, flag("restart-gains-100-steps"), "restarting gains only some steps"),
         pro(HINTS, flag("loss-scale-drop-leads-by-30-steps"), "the scale dropped before the loss moved"),
-        pro(HINTS, about("scaler"), "the loss scale is spoken of"),
+        pro(HINTS, about("scaler"), "the report mentions the loss scale"),
         con(NAMES, denied("loss-scale-collapse"), "the loss scale is steady"),
         con(
             POINTS,
@@ -43,9 +43,12 @@ no scale can cure; restarting gains some steps and no more.""",
     ),
     remedies=(
         Remedy(
-            does="go back to the last healthy checkpoint (nanproof scan {checkpoint}), then bf16 if the GPU has it, "
-            "otherwise attention and norms in fp32; the growth behind it shows in the gradient norm before the "
-            "scale fell"
+            does="go back to the last healthy checkpoint and run attention and norms in fp32 (this GPU has no bf16)",
+            when=flag("no-bf16"),
+        ),
+        Remedy(
+            does="go back to the last healthy checkpoint and train in bf16 if the GPU has it, otherwise run attention "
+            "and norms in fp32"
         ),
     ),
     verify="The scale doubles again within its growth interval (2,000 steps by default) and skipped steps stay "

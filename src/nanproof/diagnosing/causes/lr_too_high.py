@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from ..cause import Cause, Exclusion, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, number, onset, pro, value
-from ..signs import BACK_TO_NORMAL, FP16, IN_SOME_BATCHES, NO_UPDATE_YET, ONE_STEP, RESUMED
+from ..clue import (
+    HINTS,
+    NAMES,
+    POINTS,
+    PROVES,
+    SUGGESTS,
+    about,
+    both,
+    con,
+    denied,
+    either,
+    flag,
+    number,
+    onset,
+    pro,
+    value,
+)
+from ..signs import BACK_TO_NORMAL, BROKEN, FP16, GROWTH, IN_SOME_BATCHES, NO_UPDATE_YET, ONE_STEP, RESUMED
 
 CAUSE = Cause(
     name="lr-too-high",
@@ -21,6 +37,11 @@ delays it, the cause is another one.""",
         pro(POINTS, flag("grad-norm-drift"), "gradient norms drift upwards"),
         pro(HINTS, flag("activation-norm-drift"), "activation norms drift upwards"),
         pro(SUGGESTS, flag("loss-explodes-before-nan", "grad-explosion"), "growth before NaN"),
+        pro(SUGGESTS, flag("loss-jump-before", "loss-ran-away"), "the loss grew out of bounds", unless=FP16),
+        pro(PROVES, both(value("lr-high", "absurd"), BROKEN), "no optimizer bears such a learning rate"),
+        pro(NAMES, both(value("lr-high", "extreme"), BROKEN), "the learning rate is far above the usual range"),
+        pro(POINTS, both(value("lr-high", "high"), BROKEN), "the learning rate is above the usual range"),
+        pro(POINTS, both(value("lr-high"), GROWTH), "growth at a high learning rate"),
         pro(HINTS, flag("degenerate-text"), "generated text degenerates"),
         pro(HINTS, flag("slow-divergence"), "the loss creeps upwards"),
         pro(HINTS, flag("huge-finite-loss", "sudden-explosion", "no-recovery-no-divergence"), "the loss ran away"),
@@ -31,15 +52,20 @@ delays it, the cause is another one.""",
             "several learning rates were tried with different outcomes",
             unless=flag("lower-lr-no-help", "lower-lr-only-delays"),
         ),
-        pro(HINTS, either(value("tells", "lr"), about("learning-rate")), "the learning rate is part of the story"),
+        pro(HINTS, either(value("tells", "lr"), about("learning-rate")), "the learning rate is part of the report"),
         pro(
             SUGGESTS,
             both(about("large-batch"), either(value("tells", "lr"), about("learning-rate"))),
             "a rate made for another batch size",
         ),
-        pro(HINTS, both(number("lr", above=4.9e-4), about("adam")), "a high rate for Adam"),
-        pro(HINTS, both(number("lr", above=4.9e-4), value("optimizer", "adam", "adamw")), "a high rate for Adam"),
-        pro(SUGGESTS, number("lr", above=0.0499), "a rate of 0.05 or more"),
+        pro(HINTS, both(number("lr", above=1.1e-3), about("adam")), "a high rate for Adam"),
+        pro(HINTS, both(number("lr", above=1.1e-3), value("optimizer", "adam", "adamw")), "a high rate for Adam"),
+        pro(
+            SUGGESTS,
+            number("lr", above=0.0499),
+            "a rate of 0.05 or more",
+            unless=either(value("lr-high"), value("optimizer", "sgd")),
+        ),
         pro(
             SUGGESTS,
             both(about("rlhf", "reinforcement"), either(flag("degenerate-text"), onset("random-late", "late"))),
@@ -74,8 +100,8 @@ delays it, the cause is another one.""",
     excluded=(Exclusion(when=NO_UPDATE_YET, says="it was NaN before any update, or at a rate of 0"),),
     remedies=(
         Remedy(
-            does="halve the learning rate from the last healthy checkpoint and watch the gradient norm: nanproof "
-            "harden {config} --fact cause=lr-too-high"
+            does="lower the learning rate (try a tenth, or scale it with the batch size) and clip gradients; start "
+            "from the last healthy checkpoint"
         ),
     ),
     verify="Over the next thousand steps the gradient norm stays within its old band and the loss falls; if it "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..clue import HINTS, NAMES, POINTS, REPLAYED, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..signs import BROKEN, GROWTH
 
 CAUSE = Cause(
     name="masked-row",
@@ -14,7 +15,7 @@ It shows with padding or a batch above 1, in every precision, often at the first
     share=5.0,
     clues=(
         pro(NAMES, flag("only-with-padding"), "only with padding or a batch above 1"),
-        pro(NAMES, about("all-masked"), "a row that is masked entirely is spoken of"),
+        pro(NAMES, about("all-masked"), "the report mentions a row that is masked entirely"),
         pro(
             POINTS,
             about("padding", "batch-above-one"),
@@ -24,14 +25,14 @@ It shows with padding or a batch above 1, in every precision, often at the first
         pro(
             POINTS,
             about("masking"),
-            "a mask is spoken of",
+            "the report mentions a mask",
             unless=either(
                 about("ignored-labels", "label-values", "no-targets", "where"),
                 flag("grad-nan-loss-finite", "negative-loss"),
             ),
         ),
-        pro(SUGGESTS, about("negative-infinity"), "−inf as a filling value is spoken of"),
-        pro(NAMES, about("action-mask"), "masked actions are spoken of"),
+        pro(SUGGESTS, about("negative-infinity"), "the report mentions −inf as a filling value"),
+        pro(NAMES, about("action-mask"), "the report mentions masked actions"),
         pro(HINTS, both(about("reinforcement"), flag("hard-error")), "sampling from a NaN distribution"),
         pro(HINTS, flag("depends-on-seq-len"), "it depends on the sequence length"),
         pro(HINTS, about("attention-op"), "anomaly mode names a softmax"),
@@ -40,8 +41,17 @@ It shows with padding or a batch above 1, in every precision, often at the first
             both(onset("step1", "data-dependent"), flag("fp32-also-nan", "nan-at-lr-0")),
             "at once and in every precision",
         ),
-        pro(PROVES, value("mechanism", "masked-row"), "a replayed step had a row that is masked entirely"),
+        pro(REPLAYED, value("mechanism", "masked-row"), "a replayed step had a row that is masked entirely"),
         pro(POINTS, value("lint", "NP216", "NP217"), "the code masks with −inf and can mask everything"),
+        pro(SUGGESTS, both(value("lint", "NP216", "NP217"), BROKEN), "and the loss is NaN"),
+        pro(POINTS, both(flag("left-padding"), BROKEN), "left padding leaves rows whose first tokens see nothing"),
+        pro(POINTS, both(flag("masks-attention"), BROKEN), "a padding mask goes into attention", unless=GROWTH),
+        pro(
+            POINTS,
+            both(flag("masks-with-infinity"), BROKEN),
+            "scores are masked with −inf before a softmax",
+            unless=either(GROWTH, value("lint", "NP216", "NP217")),
+        ),
         con(POINTS, denied("only-with-padding"), "it happens without padding too"),
         con(
             SUGGESTS,
@@ -52,9 +62,13 @@ It shows with padding or a batch above 1, in every precision, often at the first
     ),
     remedies=(
         Remedy(
-            does="nanproof.ops.masked_softmax, or let each row keep one entry (its own position); a finite filling "
-            "value (torch.finfo(dtype).min) instead of -inf; nanproof lint --select NP216,NP217 finds the "
-            "places"
+            does="pad on the right during training (tokenizer.padding_side = 'right'), or let each row keep one "
+            "unmasked position",
+            when=flag("left-padding"),
+        ),
+        Remedy(
+            does="nanproof.ops.masked_softmax, or keep one unmasked entry per row; fill with torch.finfo(dtype).min "
+            "instead of -inf"
         ),
     ),
     verify="A batch with one row of padding only gives finite outputs and gradients.",

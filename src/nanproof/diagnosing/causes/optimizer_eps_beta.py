@@ -33,7 +33,7 @@ update many times too large; the update norm rises before the loss.""",
         ),
         pro(SUGGESTS, number("eps", below=1e-10), "an unusually small eps"),
         pro(HINTS, both(flag("slow-divergence"), ADAM), "a slow drift under Adam"),
-        pro(NAMES, about("adam-epsilon"), "Adam's eps is spoken of"),
+        pro(NAMES, about("adam-epsilon"), "the report mentions Adam's eps"),
         pro(PROVES, value("lint", "NP306"), "the code trains half-precision parameters with such an eps"),
         pro(HINTS, onset("step2"), "the first step is fine, the second is not"),
         con(POINTS, value("optimizer", "sgd"), "SGD has no such division"),
@@ -42,10 +42,12 @@ update many times too large; the update norm rises before the loss.""",
     excluded=(Exclusion(when=NO_UPDATE_YET, says="it was NaN before any update"),),
     remedies=(
         Remedy(
-            does="betas=(0.9, 0.95) and clipping of the update (not only of the gradient)",
+            does="betas=(0.9, 0.95), and clip the update, not only the gradient",
             when=flag("update-norm-leads", "irregular-spikes", "slow-divergence"),
         ),
-        Remedy(does="keep fp32 master weights (load in fp32); if the weights must stay fp16: eps=1e-4 for Adam"),
+        Remedy(
+            does="keep fp32 master weights (load in fp32); if the weights must stay fp16, use eps=1e-4 for Adam",
+        ),
     ),
     verify="Take one step from a fresh start with finite gradients: all parameters must be finite after it.",
 )

@@ -8,7 +8,7 @@ from ..signs import RESUMED
 
 CAUSE = Cause(
     name="scheduler-state-on-resume",
-    title="the checkpoint's scheduler or optimizer state overrode your learning rate",
+    title="the resumed scheduler or optimizer state overrides your learning rate",
     what="""``optimizer.load_state_dict`` and ``scheduler.load_state_dict`` bring back the rates of the old run:
 base_lrs, last_epoch, the peak of a OneCycle. A changed config then has no effect; or the scheduler is built anew
 without last_epoch and begins at the peak; or it is built after the optimizer was loaded and takes a decayed rate
@@ -16,19 +16,24 @@ for the base. In all cases the rate in force is not the configured one.""",
     share=5.0,
     clues=(
         pro(NAMES, flag("lr-discontinuity"), "the learning rate jumps"),
+        pro(SUGGESTS, both(flag("lr-discontinuity"), RESUMED), "at a resume"),
         pro(NAMES, flag("config-change-ignored"), "a change of the config had no effect"),
         pro(PROVES, value("lr-in-checkpoint"), "the checkpoint restores another rate than the config asks for"),
         pro(NAMES, value("lr-in-force"), "the rate in force is not the configured one"),
         pro(
             POINTS,
             both(RESUMED, about("learning-rate", "schedule")),
-            "a resume, and the rate or schedule is spoken of",
+            "the report mentions a resume, and the rate or schedule",
             unless=flag("lr-continuous"),
         ),
+        pro(NAMES, both(flag("lr-negative"), RESUMED), "the learning rate is negative after a resume"),
+        pro(POINTS, flag("lr-negative"), "the learning rate is negative"),
+        pro(POINTS, both(flag("scheduler-rebuilt"), RESUMED), "the scheduler is rebuilt on resume"),
+        pro(SUGGESTS, flag("scheduler-rebuilt"), "the scheduler is rebuilt without its position"),
         pro(SUGGESTS, flag("spike-at-each-resume"), "the loss jumps at each resume"),
         pro(SUGGESTS, onset("after-resume", "early-after-restart"), "it began after a resume"),
-        pro(HINTS, about("resuming"), "a resume is part of the story"),
-        pro(SUGGESTS, both(about("schedule"), about("resuming")), "the schedule and a resume are spoken of"),
+        pro(HINTS, about("resuming"), "a resume is part of the report"),
+        pro(SUGGESTS, both(about("schedule"), about("resuming")), "the report mentions the schedule and a resume"),
         pro(POINTS, value("lint", "NP502"), "the code overrides the rate on resume"),
         con(POINTS, flag("lr-continuous"), "the learning rate is continuous across the resume"),
         con(SUGGESTS, flag("nan-weights", "checkpoint-nonfinite"), "the weights were NaN already"),
@@ -40,14 +45,13 @@ for the base. In all cases the rate in force is not the configured one.""",
     ),
     remedies=(
         Remedy(
-            does="nanproof harden {config} --set lr={lr-wanted} ; resume with a fresh scheduler, or load only the "
-            "model from {checkpoint}",
-            when=value("lr-wanted"),
+            does="do not count the resumed epochs twice: pass last_epoch to the scheduler or restore its state, never "
+            "both",
+            when=flag("lr-negative"),
         ),
         Remedy(
-            does="resume the model and optimizer but make a fresh scheduler with last_epoch set, and set "
-            "param_groups[i]['lr'] and ['initial_lr'] after loading; nanproof scan {checkpoint} --config "
-            "{config} shows what it would restore"
+            does="resume the model and optimizer but build a fresh scheduler with last_epoch set, and set "
+            "param_groups[i]['lr'] and ['initial_lr'] after loading"
         ),
     ),
     verify="The first logged learning rate after the resume equals the one that the config gives for that step.",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, onset, pro
-from ..signs import AT_ONCE
+from ..signs import AT_ONCE, BROKEN, FROM_THE_START
 
 CAUSE = Cause(
     name="uninitialised-params",
-    title="new parameters hold whatever was in memory",
+    title="parameters are uninitialized memory",
     what="""``torch.empty``, a layer that is missing from the checkpoint under fast or meta-device loading, resized
 embeddings: the values are whatever memory held, often 0, sometimes 1e30 or NaN. So it differs from start to start,
 and a scan of the fresh model shows it.""",
     share=3.5,
     clues=(
-        pro(NAMES, about("new-parameters"), "new or uninitialised parameters are spoken of"),
+        pro(NAMES, about("new-parameters"), "the report mentions new or uninitialised parameters"),
         pro(NAMES, onset("random-at-start"), "it is there at the start of some runs only"),
         pro(POINTS, both(flag("nan-weights"), onset("before-training", "step1")), "weights are bad before training"),
         pro(SUGGESTS, flag("seed-dependent"), "it depends on the seed"),
+        pro(NAMES + SUGGESTS, both(flag("raw-parameters"), BROKEN), "parameters are never initialized"),
+        pro(POINTS, both(flag("raw-parameters"), FROM_THE_START), "and it is NaN from the first row on"),
         pro(
             SUGGESTS,
             both(flag("warning-in-log"), either(flag("nan-weights"), AT_ONCE)),
@@ -40,9 +42,9 @@ and a scan of the fresh model shows it.""",
     ),
     remedies=(
         Remedy(
-            does="initialise them by hand (nn.init, or _init_weights for every module of yours) and check the fresh "
-            "model: nanproof diagnose --model MODULE:FACTORY"
+            does="initialize them (nn.init, or _init_weights for every module of yours), and check that a fresh model "
+            "has only finite parameters"
         ),
     ),
-    verify="nanproof diagnose --model finds all parameters finite in five fresh starts.",
+    verify="All parameters are finite in five fresh starts.",
 )

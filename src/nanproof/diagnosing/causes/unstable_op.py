@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
-from ..signs import BF16, FP16, FP32, LARGE_RUN
+from ..clue import (
+    HINTS,
+    NAMES,
+    POINTS,
+    PROVES,
+    REPLAYED,
+    SUGGESTS,
+    about,
+    both,
+    con,
+    denied,
+    either,
+    flag,
+    number,
+    onset,
+    pro,
+    value,
+)
+from ..signs import BF16, BROKEN, FP16, FP32, LARGE_RUN
 
 CAUSE = Cause(
     name="unstable-op",
@@ -14,11 +31,12 @@ vanish, a standard deviation that an update pushes to 0 or below: finite for mos
 until training reaches the pole.""",
     share=6.0,
     clues=(
-        pro(POINTS, about("log-exp"), "log, exp or an entropy is spoken of"),
+        pro(HINTS, flag("grad-nan-skipped"), "single gradients are NaN", unless=FP16),
+        pro(POINTS, about("log-exp"), "the report mentions log, exp or an entropy"),
         pro(
             POINTS,
             about("poles"),
-            "a root, a division, an angle or a variance is spoken of",
+            "the report mentions a root, a division, an angle or a variance",
             unless=either(FP16, about("constant-input", "where")),
         ),
         pro(NAMES, about("backward-op"), "anomaly mode names the operation"),
@@ -45,7 +63,21 @@ until training reaches the pole.""",
         ),
         pro(HINTS, both(FP32, onset("mid", "late", "random"), flag("loss-nan")), "fp32, and not from the start"),
         pro(HINTS, both(FP32, about("adversarial", "contrastive", "diffusion")), "own losses with roots and logs"),
-        pro(PROVES, value("mechanism", "pole", "invalid"), "a replayed step met a pole"),
+        pro(
+            POINTS,
+            both(flag("pole-in-code"), BROKEN),
+            "the code has an operation without a finite value or gradient at the edge of its domain",
+            unless=either(flag("lr-negative"), value("lr-high")),
+        ),
+        pro(SUGGESTS, both(flag("pole-in-code"), flag("one-component-nan")), "one loss term broke first"),
+        pro(
+            PROVES,
+            both(flag("divides-by-std"), number("batch", below=1.5)),
+            "the standard deviation of a batch of one is NaN",
+        ),
+        pro(SUGGESTS, both(flag("divides-by-std"), flag("distribution-failed")), "the code divides by a deviation"),
+        pro(SUGGESTS, flag("distribution-failed"), "a distribution was given NaN or a negative scale"),
+        pro(REPLAYED, value("mechanism", "pole", "invalid"), "a replayed step met a pole"),
         pro(
             POINTS,
             value(
@@ -62,9 +94,9 @@ until training reaches the pole.""",
                 "NP213",
                 "NP218",
             ),
-            "the code does so",
+            "the code does this",
         ),
-        pro(HINTS, denied("loss-explodes-before-nan"), "it broke at once, without any growth before"),
+        pro(HINTS, denied("loss-explodes-before-nan"), "sudden: no growth in loss or gradient norm beforehand"),
         con(SUGGESTS, flag("fp32-fine"), "fp32 is fine"),
         con(HINTS, both(BF16, LARGE_RUN), "a large run with well-used code"),
         con(
@@ -75,13 +107,16 @@ until training reaches the pole.""",
     ),
     remedies=(
         Remedy(
-            does="bound the parameter: log-std in [-20, 2], softplus plus a floor, never a raw std; nanproof lint "
-            "finds the place",
+            does="use a batch size above 1, or skip the normalization for single elements",
+            when=both(flag("divides-by-std"), number("batch", below=1.5)),
+        ),
+        Remedy(
+            does="bound the parameter: log-std in [-20, 2], softplus plus a floor, never a raw std",
             when=either(flag("std-shrinks"), about("distribution-error", "variational")),
         ),
         Remedy(
-            does="nanproof lint --select NP2 names the lines; nanproof.ops has safe_log, safe_sqrt, safe_div; "
-            "nanproof locate proves which one it was"
+            does="keep the input away from the edge: clamp with an eps before log, sqrt, acos or a division; "
+            "nanproof.ops has safe_log, safe_sqrt, safe_div"
         ),
     ),
     verify="nanproof.testing.assert_stable on the function over its whole domain; the step that failed is "

@@ -8,12 +8,12 @@ from ..signs import IN_SOME_BATCHES, NO_UPDATE_YET, RESUMED
 
 CAUSE = Cause(
     name="warmup",
-    title="the learning rate reaches its height too soon",
+    title="the learning rate rises too fast",
     what="""In the first steps Adam's moments rest on a handful of batches and activations have not settled. A full
 or a linearly scaled rate then does what a later one would not. A longer ramp cures it at the same peak rate.""",
     share=2.0,
     clues=(
-        pro(NAMES, about("warm-up"), "the warm-up is spoken of", unless=NO_UPDATE_YET),
+        pro(NAMES, about("warm-up"), "the report mentions the warm-up", unless=NO_UPDATE_YET),
         pro(SUGGESTS, flag("diverges-as-lr-rises"), "it diverges while the learning rate rises"),
         pro(SUGGESTS, both(flag("diverges-as-lr-rises"), onset("early", "at-lr-peak")), "it diverges on the ramp"),
         pro(POINTS, both(number("warmup", below=1.0), onset("early", "step2", "at-lr-peak")), "there is no warm-up"),
@@ -36,6 +36,6 @@ or a linearly scaled rate then does what a later one would not. A longer ramp cu
         con(POINTS, flag("lower-lr-no-help", "lower-lr-only-delays"), "the rate is not what decides"),
     ),
     excluded=(Exclusion(when=NO_UPDATE_YET, says="it was NaN before any update, or at a rate of 0"),),
-    remedies=(Remedy(does="the same peak rate with a longer ramp: nanproof harden {config} --fact cause=warmup"),),
+    remedies=(Remedy(does="keep the peak rate and lengthen the warm-up"),),
     verify="The loss falls through the whole ramp and the gradient norm has no peak at its end.",
 )

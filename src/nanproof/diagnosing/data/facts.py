@@ -10,6 +10,12 @@ FLAGS = {
     "label-out-of-range": "labels-out-of-range",
     "empty-target": "labels-all-masked",
     "ctc-infeasible": "ctc-lengths-infeasible",
+    "degenerate-box": "data-degenerate",
+    "constant": "data-constant",
+    "unreadable": "data-nonfinite",
+    "empty": "data-empty",
+    "empty-text": "data-empty",
+    "out-of-range": "data-absurd",
 }
 
 

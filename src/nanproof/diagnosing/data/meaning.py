@@ -17,6 +17,10 @@ from .report import Kind
 IGNORED = (-100, -1)  # what losses leave out
 _LABEL = re.compile(r"(?:^|[_./-])(?:labels?|targets?|class(?:es)?|category(?:_ids?)?|y|answer)$", re.I)
 _BOX = re.compile(r"(?:^|[_./-])(?:b?box(?:es)?|bboxes)$", re.I)
+_TEXT = re.compile(
+    r"(?:^|[_./-])(?:text|content|document|prompt|completion|response|transcript|caption|sentence|body)$", re.I
+)
+_SIZE = re.compile(r"^(?:w|h|width|height|bbox_width|bbox_height|box_w|box_h)$", re.I)
 _INPUT = re.compile(
     r"^(?:input|audio|frame|feature|time)s?_?(?:lengths?|len|frames|steps)$|^num_frames$|^n_frames$", re.I
 )
@@ -50,6 +54,9 @@ class Meaning:
                 yield from self._labels(piece.first, name, values)
             if _BOX.search(name) and isinstance(values, list):
                 yield from _boxes(piece.first, name, values)
+            if _TEXT.search(name) and isinstance(values, list) and not self.is_label(name):
+                yield from _texts(piece.first, name, values)
+        yield from _sizes(piece)
         yield from self._ctc(piece)
 
     def _labels(self, first: int, name: str, values: Values) -> Iterator[Fault]:
@@ -131,6 +138,24 @@ def _boxes(first: int, name: str, values: list[Any]) -> Iterator[Fault]:
         width, height = (b[2] - b[0], b[3] - b[1]) if corners else (b[2], b[3])
         if width <= 0 or height <= 0:
             yield Fault("degenerate-box", name, first + i, f"box {list(b)} has no area")
+
+
+def _texts(first: int, name: str, values: list[Any]) -> Iterator[Fault]:
+    """Empty documents among others: no token, no loss to average."""
+    blank = [i for i, v in enumerate(values) if v is None or (isinstance(v, str) and not v.strip())]
+    if len(blank) < len(values):
+        yield from (Fault("empty-text", name, first + i, "the text is empty") for i in blank)
+
+
+def _sizes(piece: Piece) -> Iterator[Fault]:
+    """Widths and heights of boxes in columns of their own."""
+    names = [n for n in piece.columns if _SIZE.search(n)]
+    if len(names) < 2:
+        return
+    for name in names:
+        for offset, value in enumerate(piece.columns[name]):
+            if isinstance(value, int | float | np.integer | np.floating) and value <= 0:
+                yield Fault("degenerate-box", name, piece.first + offset, f"{name} is {value:g}: a box without area")
 
 
 def _each_box(value: Any) -> Iterator[tuple[float, ...]]:

@@ -22,6 +22,9 @@ class Tally:
         self.numbers = 0
         self.nan = 0
         self.inf = 0
+        self.missing = 0
+        """Empty cells: NaN as soon as pandas reads them."""
+        self.first_missing: int | None = None
         self.first_bad: int | None = None
         self.low, self.high = math.inf, -math.inf
 
@@ -35,6 +38,9 @@ class Tally:
             self._array(first, values)
             return
         for offset, value in enumerate(values):
+            if value is None:
+                self.missing += 1
+                self.first_missing = first + offset if self.first_missing is None else self.first_missing
             flat = _flat(value)
             if flat is not None and flat.size:
                 self._array(first + offset, flat[None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Unreadable(Exception):
 Reader = Callable[[Path, Progress], Iterator[Piece]]
 
 
-def columns_of(rows: list[Mapping[str, Any]]) -> dict[str, Values]:
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
     """Rows of a table turned on their side; columns of plain numbers become arrays.
 
     >>> columns_of([{"x": 1.5, "y": [1]}, {"x": None, "y": []}])

@@ -7,7 +7,7 @@ from typing import Literal
 
 Kind = Literal[
     "nonfinite", "empty", "constant", "out-of-range", "label-out-of-range", "empty-target", "ctc-infeasible",
-    "degenerate-box", "unreadable",
+    "degenerate-box", "unreadable", "empty-text",
 ]  # fmt: skip
 # kinds that stop a training, and the cause that each is evidence for
 CAUSES: dict[Kind, str] = {
@@ -15,6 +15,7 @@ CAUSES: dict[Kind, str] = {
     "unreadable": "bad-data",
     "label-out-of-range": "label-out-of-range",
     "empty-target": "empty-target-mean",
+    "empty-text": "empty-target-mean",
     "ctc-infeasible": "ctc-infeasible",
     "degenerate-box": "bad-data",
 }

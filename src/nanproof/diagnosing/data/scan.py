@@ -9,6 +9,7 @@ from pathlib import Path
 from ...checkpoint import scan as scan_checkpoint
 from ...checkpoint.formats import EXTENSIONS
 from ...errors import NanproofError, UsageError
+from .annotations import is_coco, is_yolo, read_coco, read_voc, read_yolo
 from .arrays import read_npy, read_npz
 from .images import SUFFIXES, read_image
 from .meaning import Fault, Meaning
@@ -19,10 +20,20 @@ from .tables import read_csv, read_jsonl, read_parquet
 
 READERS: dict[str, Reader] = {
     ".npy": read_npy, ".npz": read_npz, ".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl, ".parquet": read_parquet, **dict.fromkeys(SUFFIXES, read_image),
+    ".ndjson": read_jsonl, ".parquet": read_parquet, ".xml": read_voc, **dict.fromkeys(SUFFIXES, read_image),
 }  # fmt: skip
 _KNOWN = f"{', '.join(sorted(READERS))} and torch or safetensors files"
 LARGEST_HALF = 65504.0
+
+
+def reader_of(file: Path) -> Reader | None:
+    """Who reads a file, by its ending; JSON and text files only when they hold boxes."""
+    suffix = file.suffix.lower()
+    if suffix == ".json":
+        return read_coco if is_coco(file) else None
+    if suffix == ".txt":
+        return read_yolo if is_yolo(file) else None
+    return READERS.get(suffix)
 
 
 def scan_data(
@@ -74,7 +85,7 @@ class _Report:
         suffix = file.suffix.lower()
         name = str(file.relative_to(self._root)) if file != self._root else file.name
         try:
-            if reader := READERS.get(suffix):
+            if reader := reader_of(file):
                 self._files += 1
                 self._read(file, name, reader)
             elif suffix in EXTENSIONS:
@@ -102,7 +113,7 @@ class _Report:
                 first, count = faults.get((fault.kind, fault.column), (fault, 0))
                 faults[fault.kind, fault.column] = (first, count + 1)
         self._rows += rows
-        if not rows:
+        if not rows and reader not in (read_voc, read_yolo):
             self._problems.append(Problem(kind="empty", file=name, message="it holds no rows"))
         for column, tally in tallies.items():
             self._judge(name, column, tally)
@@ -118,8 +129,11 @@ class _Report:
             kinds = ", ".join(f"{n:,} {word}" for n, word in ((tally.nan, "NaN"), (tally.inf, "Inf")) if n)
             words = f"{kinds} of {tally.numbers:,} values, first in row {tally.first_bad:,}"
             self._add("nonfinite", name, column, words, row=tally.first_bad, count=tally.bad)
+        if tally.missing and tally.numbers and not self._meaning.is_label(column):
+            words = f"{tally.missing:,} empty of {tally.rows:,} cells in a column of numbers: NaN once loaded"
+            self._add("nonfinite", name, column, words, row=tally.first_missing, count=tally.missing)
         count = tally.numbers - tally.bad
-        if count > 1 and tally.low == tally.high:
+        if count > 1 and tally.low == tally.high and not column.startswith("bbox_"):
             self._add("constant", name, column, f"all {count:,} finite values are {tally.low:g}")
         largest = max(abs(tally.low), abs(tally.high)) if finite else 0.0
         if largest > LARGEST_HALF and not self._is_counter(column):

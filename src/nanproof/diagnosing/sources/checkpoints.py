@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...checkpoint.formats import may_be_checkpoint
@@ -20,6 +21,16 @@ MAX_READ = 12
 _NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp32"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Began:
+    """How the run began, by its log."""
+
+    finite: bool
+    """Its first losses are finite, and a later one is not."""
+    loaded: str
+    """What it says it loaded."""
+
+
 def restored_rate(report: ScanReport) -> float | None:
     """The rate that a resume would train at: the peak of its schedule, or the rate that the schedule starts from."""
     told = report.settings
@@ -32,7 +43,21 @@ def find_checkpoints(paths: list[Path]) -> list[Checkpoint]:
         found = discover([p for p in paths if not p.is_file() or _may_be_checkpoint(p)])
     except NanproofError:
         return []
-    return [c for c in found if c.items and c.name.rpartition("/")[2] != "training_args.bin"]
+    return [c for c in found if c.items and not _is_other(Path(c.path))]
+
+
+_DATA = frozenset({"data", "dataset", "datasets", "incidents", "cache"})
+_OTHER = frozenset({"training_args.bin", "meta.pkl", "rng_state.pth", "vocab.pkl", "tokenizer.pkl"})
+
+
+def _is_other(path: Path) -> bool:
+    """Datasets, arrays and the guard's own records are no checkpoints."""
+    if path.name in _OTHER or path.suffix in (".npy", ".npz") or _DATA & {p.lower() for p in path.parts[-4:-1]}:
+        return True
+    if path.suffix in (".bin", ".pkl") and path.is_file():
+        with path.open("rb") as file:
+            return file.read(2) not in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"\x1f\x8b")
+    return False
 
 
 def _may_be_checkpoint(file: Path) -> bool:
@@ -43,7 +68,9 @@ def _may_be_checkpoint(file: Path) -> bool:
         return True  # the scan will say why it cannot be read
 
 
-def read_checkpoints(found: list[Checkpoint], broke_at: int | None) -> tuple[Part, tuple[ScanReport, ...]]:
+def read_checkpoints(
+    found: list[Checkpoint], broke_at: int | None, began: Began | None = None
+) -> tuple[Part, tuple[ScanReport, ...]]:
     """Each series is bisected, so that few are read. ``broke_at``: the step at which the log shows the break.
 
     A bad checkpoint that was written after the break, or after a healthy one of its series, is a consequence; only one
@@ -67,6 +94,8 @@ def read_checkpoints(found: list[Checkpoint], broke_at: int | None) -> tuple[Par
         for i, report in enumerate(own):
             step = _step(report)
             late = (healthy and healthy[0] < i) or (broke_at is not None and step is not None and step >= broke_at)
+            # a run that was finite at first did not begin from bad weights: it wrote them
+            late = late or (began is not None and began.finite and report.name not in began.loaded)
             facts += _facts(report, late=bool(late))
     for report in reports:
         words = report.reasons[0] if report.reasons else f"{len(report):,} tensors"

@@ -49,7 +49,10 @@ def _facts(name: str, incident: Incident) -> Iterator[Fact]:
         flag = {"gradient": "grad-nan", "parameter": "nan-weights", "buffer": "nan-weights"}.get(verdict.level or "")
         yield Fact(name=flag or "loss-nan", where=where, words=str(verdict))
         if verdict.level == "input":
-            yield Fact(name="bad-leaf", value="input", where=where, words=f"bad input: {', '.join(verdict.names[:3])}")
+            samples = next((n for n in incident.notes if "sample" in n or "batch" in n or "ind" in n), "")
+            words = f"input already contained NaN or Inf: {', '.join(verdict.names[:3])}"
+            words += f"; {samples}" if samples else ""
+            yield Fact(name="bad-leaf", value="input", where=where, words=words)
     if verdict.kind == "headroom":
         yield Fact(name="activation-norm-drift", where=where, words=str(verdict))
     if verdict.kind == "dead":
@@ -69,18 +72,17 @@ def _facts(name: str, incident: Incident) -> Iterator[Fact]:
 def _location(incident: Incident, where: str) -> Iterator[Fact]:
     """What `nanproof locate` proved."""
     location = incident.location
-    if not isinstance(location, dict) or not location.get("reproduced"):
+    if location is None or not location.reproduced:
         return
-    place = f"{location.get('file', '')}:{location.get('line', 0)}"
-    mechanism = str(location.get("mechanism", "unknown"))
-    words = f"{mechanism} in {location.get('op', 'an operation')} at {place}: {location.get('why', '')}".rstrip(": ")
+    mechanism = location.mechanism
+    words = f"{mechanism} in {location.op or 'an operation'} at {location.file}:{location.line}: {location.why}"
+    words = words.rstrip(": ")
     if mechanism == "bad-leaf":
-        leaf = str(location.get("leaf", ""))
-        kind = "input" if "batch" in leaf or "input" in leaf else "parameter"
+        kind = "input" if "batch" in location.leaf or "input" in location.leaf else "parameter"
         yield Fact(name="bad-leaf", value=kind, where=where, words=words)
     elif mechanism not in ("unknown", "outside-dispatcher"):
         yield Fact(name="mechanism", value=mechanism, where=where, words=words)
-    yield Fact(name="located-op", value=str(location.get("op", "")), where=where, words=words)
+    yield Fact(name="located-op", value=location.op, where=where, words=words)
 
 
 def _moments(found: Sequence[tuple[str, Incident]]) -> Iterator[Moment]:

@@ -50,7 +50,8 @@ def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tupl
 
 def name_in(root: Path, path: str | Path) -> str:
     """A path as the user knows it: below the folder that was given."""
-    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else str(path)
+    name = str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else str(path)
+    return name if name != "." else Path(path).absolute().name
 
 
 def _summary(name: str, series: Series, story: Timeline) -> str:
@@ -64,6 +65,8 @@ def _moments(story: Timeline, name: str) -> Iterator[Moment]:
     """What went wrong, resumes, and how it ended; ordinary spikes and overflows only when there is little else."""
     told = [m for m in story.moments if not m.benign or m.kind in ("resume", "finished", "scale-search")]
     told = told or list(story.moments)
+    bad = {m.column for m in told if m.kind == "nonfinite"}
+    told = [m for m in told if m.kind != "dead" or m.column not in bad]  # that it stays NaN is said already
     for moment in told[:MAX_MOMENTS]:
         place = f" ({name}:{moment.line})" if moment.line is not None else ""
         yield Moment(when=f"{story.unit} {moment.step:,}", what=f"{moment.text}{place}")

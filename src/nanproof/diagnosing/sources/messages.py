@@ -15,6 +15,15 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "kernel-not-built": ("kernel-not-built",),
     "sdpa-strides": ("cudnn-sdpa-warning",),
     "device-assert": ("device-assert",),
+    "label-assert": ("labels-out-of-range",),
+    "invalid-value": ("preprocessing-warning",),
+    "nccl": ("collective-timeout",),
+    "probabilities": ("distribution-failed",),
+    "distribution": ("distribution-failed",),
+    "negative-std": ("distribution-failed", "std-shrinks"),
+    "anomaly": ("grad-nan",),
+    "nan-in-line": ("loss-nan",),
+    "nan-detected": ("loss-nan",),
     "xid": ("xid-error",),
     "memory-error": ("xid-error",),
     "scale-minimum": ("loss-scale-collapse",),
@@ -55,7 +64,11 @@ def _facts(event: Event, where: str) -> Iterator[Fact]:
         yield Fact(name="loss-above-uniform", where=where, words=f"weights missing that belong to the body: {words}")
     if event.kind == "exception" or event.name in ("anomaly", *_TOPICS):
         yield Fact(name="hard-error", where=where, words=words)
-        yield from (f for f in read_text(event.text, where=where) if f.value in _READ)
+        for fact in read_text(event.text, where=where):
+            if fact.value == "no-targets" and "ZeroDivisionError" in event.text:
+                continue  # many things are divided by
+            if fact.value in _READ:  # the words of an exception are those of the program
+                yield Fact(name="about", value=fact.value, where=where, words=words)
     if event.kind == "warning" and event.name:
         yield Fact(name="warning-in-log", where=where, words=words)
 

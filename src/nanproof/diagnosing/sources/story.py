@@ -12,6 +12,7 @@ import numpy as np
 from ...floats import format_of
 from ...logs import Series
 from ...logs.moments.moment import Moment as Told
+from ...logs.moments.moment import MomentKind
 from ...logs.timeline import Timeline
 from ..evidence import Fact
 from ..wording import read_text
@@ -47,7 +48,57 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     if story.outcome in ("healthy", "useless") and series.loss is not None and len(series.loss) >= 20:
         yield fact("loss-finite", words=f"all {series.loss.total:,} losses are finite")
     for column in series.columns:
-        yield from (f for f in read_text(column.replace("_", " ").replace("/", " "), where=name) if f.value in _KINDS)
+        for found in read_text(column.replace("_", " ").replace("/", " "), where=name):
+            if found.value in _KINDS:  # the name of a column is no prose
+                yield Fact(name="about", value=found.value, where=name, words=f"column {column}")
+    yield from (fact(f, m) for f, m in _more(series, story))
+    yield from (fact(f, words=w) for f, w in _bounds(series))
+
+
+def _more(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
+    """Infinity before NaN, a CTC term that broke, NaN from the first row on, a rate below zero."""
+    bad = [m for m in story.of("nonfinite") if series.columns[m.column].role in _LOSS]
+    if bad:
+        first = min(m.row for m in bad)
+        if any(m.row == first and m.value is not None and math.isinf(m.value) for m in bad):
+            yield "loss-infinite-first", next(m for m in bad if m.row == first)
+        for moment in bad:
+            if "ctc" in moment.column.lower() and moment.row == first:
+                yield "ctc-term-bad", moment
+                break
+        if all("last_finite" not in m.numbers for m in bad) and not story.of("resume"):
+            yield "nan-from-first-row", bad[0]
+    for moment in story.of("lr-negative"):
+        yield "lr-negative", moment
+
+
+_BOUNDED = re.compile(r"(?i)(?:^|[^a-z])(?:dice|iou|jaccard|acc|accuracy|f1|precision|recall)(?:[^a-z]|$)(?!.*loss)")
+_CANNOT = re.compile(r"(?i)dice|bce|iou|jaccard|cross|\bce\b|focal|seg|tversky")
+
+
+def _bounds(series: Series) -> Iterator[tuple[str, str]]:
+    """Metrics beyond their bound, and losses below zero that cannot be.
+
+    Metrics in percent exceed 1 rightly, so a value above 1 counts only beside another sign: a negative metric, or a
+    loss below zero.
+    """
+    lowest = {c.name: float(c.values[~c.bad].min()) for c in series.columns.values() if (~c.bad).any()}
+    losses = [c.name for c in series.columns.values() if c.role in (*_LOSS, "eval") and "loss" in c.name.lower()]
+    below = [n for n in losses if lowest.get(n, 0.0) < -0.5]
+    for column in series.columns.values():
+        values = column.values[~column.bad]
+        if not len(values) or not _BOUNDED.search(column.name):
+            continue
+        high, low = float(values.max()), float(values.min())
+        if low < -1e-3 or (below and 1.001 < high < 20):
+            yield "metric-above-bound", f"{column.name} is {low if low < -1e-3 else high:.4g}, outside of 0 to 1"
+            if below:
+                yield "negative-loss", f"{below[0]} is {lowest[below[0]]:.4g}"
+            return
+    for name in below:
+        if _CANNOT.search(name):
+            yield "negative-loss", f"{name} is {lowest[name]:.4g}, and cannot be below 0"
+            return
 
 
 NEAR = 1 / 16  # sums inside of a convolution or a matrix product are larger than what is logged
@@ -81,18 +132,30 @@ def _broken(series: Series, story: Timeline, each_step: bool) -> Iterator[tuple[
     if parts and (healthy or (main is not None and parts[0].row < main.row)):
         yield "one-component-nan", parts[0]
     for moment in (m for name, m in bad.items() if roles[name] == _NORM):
-        yield from _bad_norm(moment, main, story)
+        if not losses and _skipped(series, moment):
+            yield "grad-nan-skipped", moment
+        else:
+            yield from _bad_norm(moment, main, story)
     for moment in [m for name, m in bad.items() if roles[name] == "eval"][:1]:
         yield ("val-also-nan" if losses or story.of("hidden-nan") else "eval-only-nan"), moment
-    for kind, flag in (
+    kinds: tuple[tuple[MomentKind, str], ...] = (
         ("hidden-nan", "loss-zero-grad-nan"),
         ("masked-loss", "loss-zero-grad-zero"),
-        ("zero-loss", "loss-zero"),
-    ):
-        for moment in story.moments:
-            if moment.kind == kind:
-                yield flag, moment
-                break
+        ("zero-loss", "loss-turned-zero"),
+    )
+    for kind, flag in kinds:
+        for moment in story.of(kind)[:1]:
+            yield ("loss-zero" if moment.numbers.get("whole") else flag), moment
+
+
+def _skipped(series: Series, norm: Told) -> bool:
+    """Whether bad norms are isolated and the loss goes on falling: whoever made the step left these updates out."""
+    column, loss = series.columns[norm.column], series.loss
+    if loss is None or len(loss) < 6 or bool(loss.bad.any()) or column.bad.mean() > 1 / 3:
+        return False
+    quarter = max(2, len(loss) // 4)
+    first, last = (float(np.median(part)) for part in (loss.values[:quarter], loss.values[-quarter:]))
+    return last < first and not bool(column.bad[-3:].all())
 
 
 def _bad_norm(norm: Told, loss: Told | None, story: Timeline) -> Iterator[tuple[str, Told]]:
@@ -112,6 +175,8 @@ def _before(story: Timeline) -> Iterator[tuple[str, Told]]:
     for moment in story.of("growth"):
         if "norm" in moment.column:
             yield "grad-explosion", moment
+        elif moment.numbers["end"]:
+            yield "loss-ran-away", moment
         else:
             yield ("loss-explodes-before-nan" if moment.numbers["points"] >= 3 else "loss-jump-before"), moment
     for moment in story.of("divergence")[:1]:
@@ -148,9 +213,9 @@ def _scale(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     broken = [m for m in story.of("nonfinite") if series.loss is not None and m.column == series.loss.name]
     for moment in story.of("scale-collapse", "scale-search"):
         yield kinds[moment.kind], moment
-        if moment.kind == "scale-collapse" and broken and broken[0].row <= moment.row:
+        if moment.kind == "scale-collapse" and broken and broken[0].row <= moment.row and moment.numbers["before"] > 1:
             yield "scale-fell-after-nan", broken[0]
-    for moment in story.of("scale-fall"):
+    for moment in story.of("scale-fall") if not story.of("scale-collapse") else ():
         span = max(1, (story.last_step or 0) - (story.first_step or 0))
         if moment.numbers["falls"] <= max(3, span / 300):
             yield "loss-scale-halving-sparse", moment
@@ -167,7 +232,8 @@ def _loss_scale(series: Series) -> str:
 
 def _resumes(story: Timeline) -> Iterator[tuple[str, str]]:
     """Resumes, what the rate did there, and whether the loss leapt at each of them."""
-    jumps = [m for m in story.of("lr-jump") if not m.benign]
+    jumps = [m for m in story.of("lr-jump") if not m.benign and m.numbers["before"] > 0]
+    jumps = [m for m in jumps if m.row > 2 or story.of("resume")]
     for moment in jumps[:1]:
         yield "lr-discontinuity", moment.text
     found = story.of("resume")
@@ -240,6 +306,7 @@ def _onset(series: Series, story: Timeline, each_step: bool) -> tuple[str, str] 
     if first is None or story.last_step is None:
         return None
     last = max(series.max_steps or 0, story.last_step)
+    whole = series.max_steps is not None or first.step < 0.8 * last  # a log that ends at the break tells no length
     words = f"first bad at {story.unit} {first.step:,} of {last:,}"
     resumed = [m for m in story.of("resume") if m.row <= first.row]
     if (
@@ -252,7 +319,12 @@ def _onset(series: Series, story: Timeline, each_step: bool) -> tuple[str, str] 
         return "after-resume", f"{words}, {first.step - resumed[-1].step:,} after a resume"
     if each_step and first.step <= 2 and (series.logging_steps or 1) == 1 and not resumed:
         return ("step1" if first.step <= 1 else "step2"), words
-    if first.step <= max(last // 20, min(500, last // 4)):
+    if "last_finite" not in first.numbers and not resumed and first.kind == "nonfinite":
+        return "early", words
+    few = {"step": 500, "epoch": 0, "row": 3}[story.unit]
+    if not whole:
+        return ("early" if first.step <= few else "mid" if first.step < 20 * max(few, 5) else "late"), words
+    if first.step <= max(last // 20, min(few, last // 4)):
         return "early", words
     return ("late" if first.step > 0.6 * last else "mid"), words
 

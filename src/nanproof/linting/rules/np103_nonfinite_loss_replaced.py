@@ -9,7 +9,7 @@ from itertools import islice
 
 from ..events import event_of
 from ..nonfinite import NAN_WORDS, find_test
-from ..reaction import arms
+from ..reaction import arms, is_report
 from ..rule import Found, Rule
 from ..source import Module
 from ..training import in_tests, last_name, loss_like, names_in, true_name, written
@@ -137,8 +137,15 @@ def _masked(module: Module) -> Iterator[tuple[ast.AST, str]]:
                 continue
             test = find_test(module, held.slice)
             own = test is not None and any(written(o) == written(held.value) for o in test.operands)
-            if test is not None and own and test.bad == (held is target):
+            if test is not None and own and test.bad == (held is target) and not _told(module, assign, held is target):
                 yield assign, _loss_name(held.value)
+
+
+def _told(module: Module, assign: ast.Assign, replaced: bool) -> bool:
+    """Whether bad elements are left out in a branch that says so, or stops when there are too many."""
+    branch = module.parent(assign)
+    inside = [n for s in getattr(branch, "body", []) for n in ast.walk(s)] if isinstance(branch, ast.If) else []
+    return not replaced and any(isinstance(n, ast.Raise) or (isinstance(n, ast.Call) and is_report(n)) for n in inside)
 
 
 def _branched(module: Module) -> Iterator[tuple[ast.AST, str]]:
@@ -203,9 +210,16 @@ def _trains(module: Module, place: ast.AST, name: str) -> bool:
     if "metric" in owner or "callback" in owner:
         return False
     returned = any(
-        isinstance(n, ast.Return) and n.value is not None and module.function(n) is scope for n in ast.walk(scope)
+        isinstance(n, ast.Return) and n.value is not None and module.function(n) is scope and _holds(n.value, name)
+        for n in ast.walk(scope)
     )
     return returned and bool(_LOSS_FUNCTION.search(called) or "loss" in owner)
+
+
+def _holds(value: ast.expr, name: str) -> bool:
+    """Whether a returned value may hold the loss: anything but numbers and other names alone."""
+    names = {written(n) for n in ast.walk(value)} - {""}
+    return not names or name in names or any(loss_like(n) or n.startswith("out") for n in names)
 
 
 def _reaches(module: Module, place: ast.AST, name: str, backward: ast.Call) -> bool:

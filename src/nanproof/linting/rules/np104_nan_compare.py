@@ -38,7 +38,7 @@ def _compared(node: ast.Compare, module: Module) -> Iterator[Found]:
             edits=_fix(module, node, left, op),
             safe=True,
         )
-    elif isinstance(op, ast.Is | ast.IsNot) and is_nan_literal(module, right):
+    elif isinstance(op, ast.Is | ast.IsNot) and is_nan_literal(module, right) and not _sentinel(left, right, module):
         yield Found(
             node=node,
             message=f"`{module.source(node)}` asks whether it is that very object, not whether it is NaN",
@@ -50,6 +50,13 @@ def _compared(node: ast.Compare, module: Module) -> Iterator[Found]:
             message=f"`{module.source(node)}` does not find a computed NaN: NaN is equal to nothing",
             help="use isnan, or isfinite to see Inf as well",
         )
+
+
+def _sentinel(left: ast.expr, right: ast.expr, module: Module) -> bool:
+    """Whether the file itself hands out that very object to say that there is no value: ``return None, torch.nan``."""
+    text = module.source(right)
+    held = [n for n in module.nodes(ast.Attribute) if isinstance(n.ctx, ast.Load) and module.source(n) == text]
+    return any(isinstance(module.parent(n), ast.Return | ast.Assign | ast.Tuple) for n in held)
 
 
 def _fix(module: Module, node: ast.Compare, operand: ast.expr, op: ast.cmpop) -> tuple[Change, ...]:

@@ -27,7 +27,9 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
                 continue  # something was done where the flag was set
             if not isinstance(branch, ast.If) or subject_of(module, test, losses) not in ("loss", "gradient"):
                 continue
-            bad = arms(branch, test)[0]
+            bad, good = arms(branch, test)
+            if not test.bad and any(isinstance(s, ast.Assign | ast.AugAssign) for s in good):
+                continue  # `if isfinite(part): total += part`: what is not finite is left out
             if not only_reports(module, bad) or not _used(way, at, bool(debuggers(module, bad))):
                 continue
             told.add(branch)

@@ -9,16 +9,30 @@ from typing import TYPE_CHECKING
 
 from ..flow import key_of
 from ..guards import changed_in_place, checked, guarded
+from ..masks import is_padding, words
 from ..numerics import QUOTIENTS, boolean, division, named_mask, summed
-from ..purpose import counts_hits, only_logged, trains
+from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, names_of, scalar, short, trail
+from ..training import loss_like
+from ..values import called_last, core, cores, made_of, names_of, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
 
 # Sums that are never zero: of softmax weights, and of what a router hands out.
-_POSITIVE = {"softmax", "sigmoid", "exp", "softplus", "ones", "ones_like", "gumbel_softmax", "topk", "relu", "rand"}
+_POSITIVE = {
+    "softmax",
+    "sigmoid",
+    "exp",
+    "pow",
+    "softplus",
+    "ones",
+    "ones_like",
+    "gumbel_softmax",
+    "topk",
+    "relu",
+    "rand",
+}
 _ROUTING = re.compile(
     r"expert|router|routing|gate|(^|_)moe|capacity|top_?k|attn_weight|attention_weight|degree|(^|_)deg"
 )
@@ -26,6 +40,11 @@ _NO_MASKS = re.compile(r"prob|alpha|attn|kernel|window|energy|prior|len(gth)?s?$
 
 
 def check(node: ast.AST, module: Module) -> Iterator[Found]:
+    yield from means(node, module, padding=False)
+
+
+def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
+    """Means over masks that may be empty: those that leave out padding, or all others."""
     parts = division(node, module)
     if parts is None:
         return
@@ -34,6 +53,12 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
     if mask is None:
         mask = _averaged(denominator, module)
     if mask is None or not trains(node, module):
+        return
+    rows = _per_row(denominator, module)
+    # of features, one mean for each sequence is padding, too; in a loss a sequence without tokens comes sooner or later
+    kept = rows and "attention_mask" in words(mask, module) and in_loss(node, module)
+    plain = is_padding(mask, module) and not kept
+    if padding != (plain or (rows and _features(node, numerator, mask, module))):
         return
     keys = {key_of(t) for e in (mask, denominator) for t in trail(e, module)} - {""}
     keys |= {module.source(t) for t in trail(mask, module) if isinstance(t, ast.Subscript)}
@@ -46,7 +71,25 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         help=f"keep the divisor at 1 or more: {short(denominator, module) or 'mask.sum()'}.clamp(min=1)",
         edits=_fix(denominator, mask, module),
         safe=boolean(mask, module) and summed(denominator, module) is not None,
+        about=node,
     )
+
+
+def _per_row(denominator: ast.expr, module: Module) -> bool:
+    """Whether there is one mean for each sequence: among many, one that is padding alone comes sooner or later."""
+    for at in cores(denominator, module):
+        found = module.operation(at)
+        if found is not None and (found[2] or {"dim", "axis"} & set(found[3])):
+            return True
+    return False
+
+
+def _features(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module) -> bool:
+    """Whether features are pooled by a mask that says nothing of itself: as a rule, that of padding."""
+    if key_of(core(mask, module)).rpartition(".")[2] != "mask" or in_loss(node, module):
+        return False
+    names = names_of(numerator, module)
+    return not any(loss_like(n) or re.search(r"log_?p|nll|kl|reward|value|adv", n) for n in names)
 
 
 def _averaged(denominator: ast.expr, module: Module) -> ast.expr | None:
@@ -122,7 +165,22 @@ def _replaces_nan(node: ast.AST, module: Module) -> bool:
 def _constant_mask(mask: ast.expr, module: Module) -> bool:
     """A mask that is built from sizes alone, such as a triangle of ones, keeps what it always keeps."""
     held = core(mask, module)
+    if isinstance(held, ast.Compare) and len(held.comparators) == 1 and isinstance(held.ops[0], ast.Eq):
+        return _finds_itself(held.left, held.comparators[0], module)
+    if isinstance(held, ast.Call) and called_last(held, module) == "eq":
+        found = module.operation(held)
+        sides = [found[1], *found[2]] if found and found[1] is not None else held.args
+        return len(sides) == 2 and _finds_itself(sides[0], sides[1], module)
     return isinstance(held, ast.Call) and called_last(held, module) in ("tril", "triu", "eye", "full", "linspace")
+
+
+def _finds_itself(left: ast.expr | None, right: ast.expr | None, module: Module) -> bool:
+    """``ids == all_ids`` where one is gathered from the other: each row keeps at least itself."""
+    if left is None or right is None:
+        return False
+    names = [{key_of(n) for n in made_of(side, module, limit=60)} - {"", "self"} for side in (left, right)]
+    names = [{n for n in side if n not in module.aliases} for side in names]
+    return bool(names[0] & names[1])
 
 
 def _fix(denominator: ast.expr, mask: ast.expr, module: Module) -> tuple[Change, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..flow import key_of
 from ..guards import checked
+from ..masks import is_padding
 from ..numerics import boolean, named_mask
 from ..purpose import counts_hits, only_logged, trains
 from ..rule import Change, Found, Rule
@@ -56,6 +57,8 @@ def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
     if not trains(node, module):
         return
     picked, mask = selection
+    if is_padding(mask, module) or _whole_set(mask, module) or _loaded(mask, module):
+        return
     keys = {key_of(t) for t in [*trail(mask, module), *trail(picked, module), first]} | _selectors(mask, module)
     if checked(keys - {""}, node, module) or only_logged(node, module) or counts_hits(first, module):
         return
@@ -91,6 +94,20 @@ def _selectors(mask: ast.expr, module: Module) -> set[str]:
     """The names that a mask is computed from: a test of one of them may be what keeps it from being empty."""
     held = core(mask, module)
     return names_of(held, module) if isinstance(held, ast.Compare | ast.BinOp | ast.UnaryOp) else set()
+
+
+def _loaded(mask: ast.expr, module: Module) -> bool:
+    """One of several things that a function for loading data gave out."""
+    key = key_of(core(mask, module))
+    owners = [b.owner for b in module.flow.bindings(module.function(mask), key) if b.value is None]
+    calls = [o.value for o in owners if isinstance(o, ast.Assign) and isinstance(o.value, ast.Call)]
+    return any("load" in called_last(c, module) for c in calls)
+
+
+def _whole_set(mask: ast.expr, module: Module) -> bool:
+    """The training nodes of one whole graph, which are never none; of a part of it they may be."""
+    words = {key_of(t).rpartition(".")[2] for t in trail(mask, module)} | {getattr(mask, "attr", "")}
+    return "train_mask" in words and not any(isinstance(p, ast.For) for p in module.parents(mask))
 
 
 def _selection(node: ast.expr, module: Module, depth: int = 0) -> tuple[ast.expr, ast.expr] | None:

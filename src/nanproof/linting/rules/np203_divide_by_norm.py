@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
+from ..flow import has_argument, key_of
+from ..gradients import constant
 from ..guards import checked, guarded
-from ..numerics import QUOTIENTS, division
-from ..purpose import only_logged, trains
+from ..numerics import QUOTIENTS, boolean, division, named_mask
+from ..purpose import in_loss, is_network, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, number, operation, short, trail
+from ..values import called_last, core, cores, made_of, number, operation, scalar, short, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _LONG = re.compile(
     r"eps|step|delta_w|right|forward|normals?|router\w*|top)(_|$|\d)",
     re.I,
 )
+_ZEROS = {"relu", "relu_", "dropout", "masked_fill", "masked_fill_", "clamp", "embedding", "scatter_add", "grad"}
+_DIRECTIONS = {"eigh", "eig", "svd", "qr", "svd_lowrank"}
 _RANDOM = {"randn", "rand", "randn_like", "rand_like", "normal", "linspace", "arange", "eye", "meshgrid", "hann_window"}
 
 
@@ -37,12 +40,15 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         vector = _vector(factor, module)
         if vector is None or not trains(node, module) or _safe(node, factor, vector, module):
             continue
+        if not in_loss(node, module) and not _may_vanish(vector, module):
+            continue
         said = short(vector, module) or "a vector"
         yield Found(
             node=node,
             message=f"a division by the norm of {said} is NaN when the vector is zero",
             help="use torch.nn.functional.normalize, or keep the norm away from zero with .clamp(min=1e-6)",
             edits=_fix(node, numerator, factor, vector, module),
+            about=core(factor, module),
         )
         return
 
@@ -57,7 +63,10 @@ def _factors(node: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
 
 def _vector(node: ast.expr, module: Module) -> ast.expr | None:
     """What the norm is of, if this is one: ``x.norm(dim=1)``, ``torch.linalg.norm(x)``, ``(x ** 2).sum().sqrt()``."""
-    at = core(node, module)
+    return next((v for at in cores(node, module) if (v := _normed(at, module)) is not None), None)
+
+
+def _normed(at: ast.expr, module: Module) -> ast.expr | None:
     found = operation(at, module)
     if found is None or found[1] is None:
         return None
@@ -72,10 +81,11 @@ def _vector(node: ast.expr, module: Module) -> ast.expr | None:
 
 
 def _safe(node: ast.AST, factor: ast.expr, vector: ast.expr, module: Module) -> bool:
-    if guarded(factor, module) or only_logged(node, module):
+    if guarded(factor, module) or only_logged(node, module) or _capped(node, module):
         return True
     keys = {key_of(t) for e in (factor, vector) for t in trail(e, module)} - {""}
-    if checked(keys, node, module):
+    asked = keys | {key_of(n) for e in (factor, vector, core(factor, module)) for n in ast.walk(e)} - {""}
+    if checked(asked, node, module) or constant(vector, module) or _chosen(vector, module):
         return True
     if any(_LONG.search(key.rpartition(".")[2]) for key in keys):
         return True
@@ -86,8 +96,57 @@ def _safe(node: ast.AST, factor: ast.expr, vector: ast.expr, module: Module) -> 
     return bool(made & _RANDOM)
 
 
+def _capped(node: ast.AST, module: Module) -> bool:
+    """``minimum(1, c / norm)``, ``(c / norm).clamp(max=1)``: a number over zero is infinite, and cut off."""
+    if not isinstance(node, ast.BinOp) or not (scalar(node.left, module) or number(node.left, module)):
+        return False
+    above = module.parent(node)
+    above = module.parent(above) if isinstance(above, ast.Attribute) else above
+    if not isinstance(above, ast.Call):
+        return False
+    last = called_last(above, module).rstrip("_")
+    given = len(above.args) > 1 or any(k.arg == "max" for k in above.keywords)
+    return last in ("minimum", "clamp_max") or (last in ("min", "clamp", "clip") and given)
+
+
+def _may_vanish(vector: ast.expr, module: Module) -> bool:
+    """Whether something in sight makes whole vectors zero: a difference, a ReLU, a mask, dropout, a gradient."""
+    for at in cores(vector, module):
+        found = operation(at, module)
+        if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub):
+            return True
+        if found is not None and found[0] in ("mul", "multiply") and found[2]:
+            sides = [s for s in (found[1], found[2][0]) if s is not None]
+            if any(boolean(s, module) or named_mask(key_of(s).rpartition(".")[2]) for s in sides):
+                return True
+        if isinstance(at, ast.Call) and called_last(at, module) in _ZEROS:
+            return True
+        if isinstance(at, ast.Attribute) and at.attr == "grad":
+            return True
+        klass = module.klass(at)
+        if isinstance(at, ast.Name) and has_argument(module.function(at), at.id) and klass is not None:
+            return is_network(klass, module)  # handed in: nobody here knows what it is
+    return False
+
+
+def _chosen(vector: ast.expr, module: Module) -> bool:
+    """``x[mask]`` was selected by somebody who knew; the argument of a lambda comes from where nobody can look."""
+    at = core(vector, module)
+    if isinstance(at, ast.Subscript) and boolean(at.slice, module):
+        return True
+    if isinstance(at, ast.Subscript) and key_of(at.value):
+        made = [getattr(b.owner, "value", None) for b in module.flow.bindings(module.function(at), key_of(at.value))]
+        if any(isinstance(m, ast.Call) and called_last(m, module) in _DIRECTIONS for m in made):
+            return True
+    names = [n for n in ast.walk(vector) if isinstance(n, ast.Name)]
+    lambdas = [p for p in module.parents(vector) if isinstance(p, ast.Lambda)]
+    return any(has_argument(scope, n.id) for scope in lambdas for n in names)
+
+
 def _dense(vector: ast.expr, module: Module) -> bool:
     """What a layer or an encoder gives out, and what is a weight itself, is never exactly zero."""
+    if any(key_of(t).startswith("self.") for t in trail(vector, module)):
+        return True
     at = core(vector, module)
     for _ in range(12):
         if isinstance(at, ast.Attribute | ast.Subscript) and not key_of(at):
@@ -127,8 +186,8 @@ RULE = Rule(
     code="NP203",
     name="divide-by-norm",
     what="""
-Finds a vector that is divided by its norm, `x / x.norm(dim=-1, keepdim=True)`, in a loss or a forward pass, when
-nothing keeps the norm from zero.
+Finds a vector that is divided by its norm, `x / x.norm(dim=-1, keepdim=True)`, when nothing keeps the norm from
+zero: in a loss, and elsewhere where something in sight makes vectors zero (a difference, a ReLU, a mask, dropout).
 """,
     why="""
 A zero vector has the norm 0, and 0 / 0 is NaN, in the value and in the gradient. Zero vectors are made by ReLU, by
@@ -143,7 +202,7 @@ and in float16 `1e-8` itself is 0. `F.normalize` divides by max(norm, 1e-12); in
 import torch.nn as nn
 
 
-class Contrastive(nn.Module):
+class ContrastiveLoss(nn.Module):
     def forward(self, a, b):
         a = a / a.norm(dim=-1, keepdim=True)
         return a @ b.t()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from ..guards import checked, guarded
 from ..numerics import QUOTIENTS, division
 from ..purpose import only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, number, operation, short, trail
+from ..values import called_last, core, cores, made_of, number, operation, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -25,7 +26,7 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         return
     numerator, denominator = parts
     spread = _spread(denominator, module)
-    if spread is None or not trains(node, module) or only_logged(node, module):
+    if spread is None or only_logged(node, module) or not (trains(node, module) or _advantages(node, spread, module)):
         return
     held = trail(denominator, module)
     keys = {key_of(t) for t in [*held, *trail(spread, module)]} - {""}
@@ -36,12 +37,25 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         message=f"a division by the deviation of {short(spread, module) or 'this'} is NaN when its values are equal",
         help="add an eps to the standard deviation: / (x.std() + 1e-6)",
         edits=_fix(denominator, module),
+        about=core(denominator, module),
     )
+
+
+def _advantages(node: ast.AST, spread: ast.expr, module: Module) -> bool:
+    """Advantages of a policy that this class trains: they carry no gradient, and their NaN reaches every weight."""
+    klass = module.klass(node)
+    if klass is None or module.is_test or not re.search(r"(^|[._])(adv|advantages?)\w*$", module.source(spread)):
+        return False
+    return any(module.klass(c) is klass for c in module.calls("backward"))
 
 
 def _spread(node: ast.expr, module: Module) -> ast.expr | None:
     """What the standard deviation is of, if this is one: ``x.std()``, ``x.var().sqrt()``, ``x.var() ** 0.5``."""
-    found = operation(core(node, module), module)
+    return next((v for at in cores(node, module) if (v := _deviating(at, module)) is not None), None)
+
+
+def _deviating(at: ast.expr, module: Module) -> ast.expr | None:
+    found = operation(at, module)
     if found is None or found[1] is None:
         return None
     name, first, rest = found[0], found[1], found[2]
@@ -56,6 +70,8 @@ def _spread(node: ast.expr, module: Module) -> ast.expr | None:
 def _plain_data(numerator: ast.expr, module: Module) -> bool:
     """Arrays, and numbers drawn at random: not equal by chance, or nothing that trains."""
     for part in made_of(numerator, module, limit=200):
+        if re.search(r"(^|_)(data|dataset|feats?|features)$", key_of(part).rpartition(".")[2]):
+            return True
         if isinstance(part, ast.Call):
             if called_last(part, module) in _RANDOM:
                 return True

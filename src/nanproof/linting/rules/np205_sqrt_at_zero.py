@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
+from ..gradients import constant
 from ..guards import checked, guarded
-from ..purpose import only_logged, trains
+from ..purpose import in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, names_of, number, operation, scalar, short, trail
+from ..values import called_last, core, made_of, names_of, nodes_of, number, operation, scalar, short, trail
 from ..vanishing import is_constant, vanishes
 
 if TYPE_CHECKING:
@@ -19,8 +20,15 @@ if TYPE_CHECKING:
 
 _ROOTS = {"sqrt", "sqrt_", "rsqrt", "rsqrt_"}
 # Noise schedules are differences such as 1 − ᾱ; grids and windows are constants.
+# Coordinates, sizes of boxes and spectra of the input: nothing is learned before them.
+_INPUT = re.compile(
+    r"(^|_)(pos|position|coords?|xyz|points?|centers?\d?|corners?|box\w*|rois?|lwh|wh|d[xyz][at]?|src|line|"
+    r"real_part|imag_part|re|im|wavs?\w*|audio|waveform|pos_diff)(_|$|\d)",
+    re.I,
+)
+_WEIGHT = re.compile(r"weight|kernel|^w$|lengths?|lens|channel", re.I)
 _SCHEDULE = re.compile(
-    r"(^|_)(alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|prod|timesteps?|t|t\d|s|tau|noise\w*|decay|rho|eta|a_?bar|ab|"
+    r"(^|_)(alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|prod|timesteps?|steps?(_t)?|t|t\d|s|tau|noise\w*|decay|rho|eta|a_?bar|ab|"
     r"at?|bias_correction\d?|beta\d)(_|$|\d)",
     re.I,
 )
@@ -33,12 +41,52 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
     kind = vanishes(operand, module)
     if not kind or not trains(node, module) or _safe(node, operand, kind, module):
         return
+    if not (in_loss(node, module) or _below(node, module) or _differs(operand, kind, module)):
+        return
     yield Found(
         node=node,
         message=f"the square root of {kind} has an infinite slope at zero, so its gradient there is NaN",
         help="add an eps under the root: torch.sqrt(x + 1e-12); an eps outside it, or clamp(min=0), does not help",
         edits=_fix(operand, module),
+        about=node,
     )
+
+
+def _below(node: ast.AST, module: Module) -> bool:
+    """Whether the root, or the root with an eps behind it, divides something: it is expected to be small."""
+    found = operation(node, module)
+    if found is not None and (found[0].startswith("rsqrt") or (found[2] and (number(found[2][0], module) or 0) < 0)):
+        return True
+    above = module.parent(node)
+    while (isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add)) or isinstance(above, ast.Attribute):
+        node, above = above, module.parent(above)
+    if isinstance(above, ast.Call) and called_last(above, module) in ("clamp", "add", "unsqueeze", "expand_as"):
+        return True
+    if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div) and above.right is node:
+        return True
+    if not isinstance(above, ast.Assign) or not key_of(above.targets[0]):
+        return False
+    uses = module.uses(key_of(above.targets[0]), module.function(node))
+    return any(_divides(use, module) for use in uses)
+
+
+def _divides(use: ast.AST, module: Module) -> bool:
+    for above in module.parents(use):
+        if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div):
+            return any(n is use for n in ast.walk(above.right))
+        if not isinstance(above, ast.BinOp | ast.Call | ast.Attribute | ast.Subscript):
+            return False
+    return False
+
+
+def _differs(operand: ast.expr, kind: str, module: Module) -> bool:
+    """Whether equal things are compared: a distance is 0 where they are, and so is 1 - cos² at an angle of 0."""
+    if "difference" in kind or "clamped" in kind or "variance" in kind or "weighted" in kind:
+        return True
+    if isinstance(core(operand, module), ast.BinOp):
+        return True  # a magnitude, real² + imag², is 0 in silence
+    parts = made_of(operand, module, limit=60)
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub) for n in parts)
 
 
 def _operand(node: ast.AST, module: Module) -> ast.expr | None:
@@ -60,7 +108,14 @@ def _safe(node: ast.AST, operand: ast.expr, kind: str, module: Module) -> bool:
     if "square" not in kind and names and all(_SCHEDULE.search(n) for n in names):
         return True
     keys = {key_of(t) for t in trail(operand, module)} - {""}
-    return checked(keys, node, module) or is_constant(operand, module)
+    held = [operand, core(operand, module)]
+    near = {key_of(n).rpartition(".")[2] for e in held for n in nodes_of(e, indices=False)} - {"", "self"}
+    near = {n for n in near if n not in module.aliases and n not in keys} or near
+    known = (_INPUT, _WEIGHT) if "square" in kind else (_INPUT, _WEIGHT, _SCHEDULE)
+    if near and all(any(k.search(n) for k in known) for n in near) and not in_loss(node, module):
+        return True
+    keys |= {key_of(n) for n in ast.walk(operand)} - {""}
+    return checked(keys, node, module) or is_constant(operand, module) or constant(operand, module)
 
 
 def _fix(operand: ast.expr, module: Module) -> tuple[Change, ...]:

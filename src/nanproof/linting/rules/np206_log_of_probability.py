@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
+from ..gradients import constant
 from ..guards import checked, guarded
-from ..numerics import named_probability, probability
-from ..purpose import only_logged, trains
+from ..numerics import division, named_probability, probability, summed
+from ..purpose import aside, only_logged, trains
 from ..rewrite import Moved, move
 from ..rule import Found, Rule
 from ..values import core, number, operation, short, trail
@@ -23,12 +24,22 @@ _LOGS = {"log", "log2", "log10", "log_"}
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[0] not in _LOGS or found[1] is None or module.is_test or module.under_no_grad(node):
+    if found is None or found[0] not in _LOGS or found[1] is None or aside(node, module):
         return
     operand = found[1]
+    if constant(operand, module):
+        return
     inner = _complement(operand, module)
     source = probability(inner if inner is not None else operand, module)
-    if source is not None:
+    if source is None and inner is None and (made := _handmade(operand, module)) is not None:
+        yield Found(
+            node=node,
+            message="the logarithm of a softmax written by hand is -inf where the probability rounds to zero, and NaN "
+            "where the exponential overflows",
+            help="use torch.nn.functional.log_softmax(x, dim), which forms neither",
+            about=made,
+        )
+    elif source is not None:
         yield from _known(node, found[0], operand, inner, source, module)
     elif _named(operand, module) and trains(node, module) and not _kept(node, operand, module):
         yield Found(
@@ -36,6 +47,18 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             message=f"the logarithm of the probability {short(operand, module)} is -inf where it is zero",
             help="pass log-probabilities (log_softmax, logsigmoid) instead, or clamp: .clamp(min=1e-12).log()",
         )
+
+
+def _handmade(operand: ast.expr, module: Module) -> ast.expr | None:
+    """The division ``exp(x) / exp(x).sum()`` that an operand is, through names."""
+    at = core(operand, module)
+    parts = division(at, module)
+    above = module.operation(core(parts[0], module)) if parts else None
+    below = summed(parts[1], module) if parts else None
+    if parts is None or above is None or above[0] != "exp" or below is None:
+        return None
+    total = module.operation(core(below, module))
+    return at if total is not None and total[0] == "exp" else None
 
 
 def _known(

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
+from ..gradients import constant
 from ..guards import guarded
 from ..numerics import shifted
+from ..purpose import aside
 from ..rewrite import Moved, move
 from ..rule import Found, Rule
 from ..values import core, operation, trail
+from .np209_naive_softmax import small_exponent
 
 if TYPE_CHECKING:
     from ..names import Operation
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[0] not in ("log", "log_") or found[1] is None or module.is_test:
+    if found is None or found[0] not in ("log", "log_") or found[1] is None or aside(node, module):
         return
     total = operation(core(found[1], module), module)
     if total is None or total[0] not in ("sum", "mean") or total[1] is None:
@@ -28,8 +31,11 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
     exponential = operation(core(total[1], module), module)
     if exponential is None or exponential[0] != "exp" or exponential[1] is None:
         return
-    if shifted(exponential[1], module) or any(
-        key_of(t) and guarded_elsewhere(t, module) for t in trail(found[1], module)
+    if (
+        shifted(exponential[1], module)
+        or constant(exponential[1], module)
+        or small_exponent(exponential[1], module)
+        or any(key_of(t) and guarded_elsewhere(t, module) for t in trail(found[1], module))
     ):
         return
     moved = _rewrite(node, found[1], total, exponential[1], module)

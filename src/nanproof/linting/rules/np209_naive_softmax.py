@@ -7,31 +7,36 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
+from ..gradients import constant
 from ..numerics import QUOTIENTS, division, shifted, summed
+from ..purpose import aside
 from ..rewrite import Moved, move
 from ..rule import Found, Rule
 from ..values import called_last, core, made_of, operation, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:
+    from ..names import Operation
     from ..source import Module
 
 _BOUNDED = {"tanh", "sigmoid", "clamp", "clip", "logsigmoid", "sin", "cos", "cosine_similarity"}
-_SMALL = {"normalize", "cosine_similarity", "arange", "linspace", "cdist"}
+_SMALL = {"normalize", "cosine_similarity", "arange", "linspace", "cdist", "pdist", "log_softmax", "logsigmoid"}
 
 
 def check(node: ast.AST, module: Module) -> Iterator[Found]:
     parts = division(node, module)
-    if parts is None or module.is_test:
+    if parts is None or aside(node, module):
         return
-    exponential = operation(core(parts[0], module), module)
+    exponential = _exponential(parts[0], module)
     if exponential is None or exponential[0] != "exp" or exponential[1] is None:
         return
     below = summed(parts[1], module)
     if below is None or not _same(below, parts[0], module):
         return
     exponent = exponential[1]
-    if shifted(exponent, module) or _small(exponent, module) or _divided_again(node, below, module):
+    if shifted(exponent, module) or constant(exponent, module) or small_exponent(exponent, module):
+        return
+    if _divided_again(node, below, module):
         return
     moved = _rewrite(node, parts[0], parts[1], exponent, module)
     yield Found(
@@ -40,7 +45,17 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         help="use torch.softmax(x, dim), which subtracts the largest exponent first",
         edits=moved.edits,
         safe=moved.safe,
+        about=node,
     )
+
+
+def _exponential(above: ast.expr, module: Module) -> Operation | None:
+    """The exponential above the line, alone or times a mask."""
+    found = operation(core(above, module), module)
+    if found is None or found[0] not in ("mul", "multiply") or not found[2]:
+        return found
+    sides = [operation(core(s, module), module) for s in (found[1], found[2][0]) if s is not None]
+    return next((s for s in sides if s is not None and s[0] == "exp"), None)
 
 
 def _same(below: ast.expr, above: ast.expr, module: Module) -> bool:
@@ -51,14 +66,14 @@ def _same(below: ast.expr, above: ast.expr, module: Module) -> bool:
     return ast.dump(core(below, module)) == ast.dump(core(above, module))
 
 
-def _small(exponent: ast.expr, module: Module, depth: int = 0) -> bool:
+def small_exponent(exponent: ast.expr, module: Module, depth: int = 0) -> bool:
     """Exponents that cannot be large: minus a square, as in a Gaussian kernel, cosines, or something bounded."""
     found = operation(core(exponent, module), module)
     if found is not None and found[0] in _BOUNDED:
         return True
     if found is not None and found[0] in ("mul", "div", "neg") and depth < 8:
         sides = [side for side in (found[1], *found[2]) if side is not None]
-        if any(_small(side, module, depth + 1) for side in sides):
+        if any(small_exponent(side, module, depth + 1) for side in sides):
             return True
     for part in made_of(exponent, module, limit=120):
         if isinstance(part, ast.expr) and squared(part, module):

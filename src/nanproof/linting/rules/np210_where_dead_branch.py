@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..guards import guarded
+from ..gradients import constant
+from ..guards import guarded, small_constant
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged
 from ..rule import Change, Found, Rule
@@ -22,7 +23,9 @@ _RISKS = {
     "arccos": "acos", "arcsin": "asin", "atanh": "atanh", "acosh": "acosh", "reciprocal": "reciprocal",
     "log1p": "log1p", "exp": "exp", "expm1": "expm1",
 }  # fmt: skip
-_COUNTS = re.compile(r"(^|_|\.)(counts?|nums?|lens?|lengths?|totals?|steps?|size|degrees?|deg)(_|$|\d)", re.I)
+_COUNTS = re.compile(
+    r"(^|_|\.)(counts?|nums?|n_?elems?|nonzeros?|lens?|lengths?|totals?|steps?|size|degrees?|deg)(_|$|\d)", re.I
+)
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
 _CUTS = {"long", "int", "round", "floor", "ceil", "detach", "argmax", "argmin", "bool", "sign", "item", "no_grad"}
@@ -47,6 +50,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             message=f"{what} is computed everywhere: where it is bad the gradient is NaN, chosen or not",
             help="make the operand harmless first: torch.where(ok, x, 1.0), then compute, then choose (or ops.select)",
             edits=_fix(branch, condition, name, operand, risky, place == 0, module),
+            about=core(operand, module) if name == "div" else risky,
         )
         return
 
@@ -68,10 +72,24 @@ def _asked(condition: ast.expr, module: Module) -> set[str]:
     compared: list[ast.AST] = []
     for part in [*ast.walk(condition), *ast.walk(held)]:
         if isinstance(part, ast.Compare):
-            compared += [part.left, *part.comparators]
+            sides = [part.left, *part.comparators]
+            compared += sides if any(_threshold(s, module) for s in sides) else []
         elif isinstance(part, ast.Call) and called_last(part, module) in _COMPARES:
             compared.append(part)
-    return {key_of(n) for c in compared for n in ast.walk(c)} - {""}
+    return {key_of(n) for c in compared for n in ast.walk(c) if number(n, module) is None} - {""}
+
+
+def _threshold(node: ast.expr, module: Module) -> bool:
+    """A number, an eps, or zeros: what a value is compared with to keep it away from a bad place."""
+    if number(node, module) is not None or small_constant(node, module):
+        return True
+    return isinstance(node, ast.Call) and called_last(node, module) in (
+        "zeros_like",
+        "zeros",
+        "tensor",
+        "finfo",
+        "float",
+    )
 
 
 def _risk(branch: ast.expr, asked: set[str], module: Module) -> tuple[str, ast.expr, ast.AST] | None:
@@ -80,9 +98,21 @@ def _risk(branch: ast.expr, asked: set[str], module: Module) -> tuple[str, ast.e
         if isinstance(part, ast.Call) and (called_last(part, module) in _CUTS or _to_integer(part, module)):
             return None
         name, operand = _bad_operation(part, module)
-        if name and operand is not None and _names(operand, module) & asked and not _tamed(name, operand, module):
+        if not name or operand is None or _picked(operand, module):
+            continue
+        if constant(part if name == "div" else operand, module):
+            continue  # a constant divisor of zero still makes the gradient of what it divides NaN
+        there = _names(operand, module) if name not in ("exp", "expm1") else {key_of(n) for n in ast.walk(operand)}
+        if there & asked and not _tamed(name, operand, module):
             return name, operand, part
     return None
+
+
+def _picked(operand: ast.expr, module: Module) -> bool:
+    """``x[mask]``: the elements were chosen before."""
+    return any(
+        isinstance(n, ast.Subscript) and (boolean(n.slice, module) or key_of(n.slice)) for n in ast.walk(operand)
+    )
 
 
 def _bad_operation(part: ast.AST, module: Module) -> tuple[str, ast.expr | None]:
@@ -116,8 +146,26 @@ def _tamed(name: str, operand: ast.expr, module: Module) -> bool:
     if name.startswith("log") and isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add):
         ones = (number(at.left, module), number(at.right, module))
         if 1.0 in ones:
-            return False  # log(x + 1) in the branch for x > 0 is as bad for x < -1 as log(x) is for x < 0
+            # log(x + 1) in the branch for x > 0 is as bad for x < -1 as log(x) is for x < 0
+            return _not_negative(at.right if ones[0] == 1.0 else at.left, module)
     return guarded(operand, module)
+
+
+_POSITIVE = {"abs", "abs_", "exp", "square", "relu", "sigmoid", "softmax", "softplus", "norm", "sqrt", "absolute"}
+
+
+def _not_negative(node: ast.expr, module: Module) -> bool:
+    """A distance, a square, an absolute value, and numbers times it."""
+    at = core(node, module)
+    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Mult | ast.Div):
+        sides = (at.left, at.right)
+        return any(_not_negative(s, module) for s in sides) and all(
+            _not_negative(s, module) or scalar(s, module) or isinstance(s, ast.Name) for s in sides
+        )
+    found = operation(at, module)
+    if found is not None and found[0] == "pow" and found[2]:
+        return (number(found[2][0], module) or 1) % 2 == 0
+    return found is not None and found[0] in _POSITIVE
 
 
 def _to_integer(call: ast.Call, module: Module) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..guards import checked, lower_bound
+from ..gradients import constant
+from ..guards import checked, guarded, lower_bound
+from ..numerics import boolean, division
 from ..purpose import aside, in_loss, only_logged
 from ..rule import Change, Found, Rule
 from ..values import called_last, core, made_of, number, short, trail
@@ -17,7 +19,7 @@ from ..vanishing import squared
 if TYPE_CHECKING:
     from ..source import Module
 
-_INVERSE = {"acos", "arccos", "asin", "arcsin", "acos_", "asin_"}
+_INVERSE = {"acos", "arccos", "asin", "arcsin", "acos_", "asin_", "atanh", "arctanh", "atanh_"}
 _INSIDE = {"tanh", "sin", "cos", "sigmoid", "rand", "hardtanh", "softsign"}
 
 
@@ -40,6 +42,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         message=message,
         help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",
         edits=_fix(operand, module) if bound is None else (),
+        about=node,
     )
 
 
@@ -80,7 +83,7 @@ def _shrinks(node: ast.BinOp, module: Module) -> bool:
 
 def _inside(node: ast.Call, operand: ast.expr, module: Module) -> bool:
     """Whether the operand cannot leave the interval, is a constant, or was checked before."""
-    if number(operand, module) is not None:
+    if number(operand, module) is not None or constant(operand, module):
         return True
     held = core(operand, module)
     for part in made_of(held, module, limit=150):
@@ -91,6 +94,11 @@ def _inside(node: ast.Call, operand: ast.expr, module: Module) -> bool:
                 return True
             if called_last(part, module) in ("clamp", "clip", "clamp_", "linspace", "arange"):
                 return True
+    parts = division(held, module)
+    if parts is not None and isinstance(core(parts[1], module), ast.BinOp) and guarded(parts[1], module):
+        return True  # a quotient by a length with an eps added stays below 1
+    if isinstance(held, ast.Subscript) and boolean(held.slice, module):
+        return True
     keys = {key_of(t) for t in trail(operand, module)} - {""}
     return checked(keys, node, module) or squared(held, module)
 
@@ -106,8 +114,8 @@ RULE = Rule(
     code="NP211",
     name="acos-domain",
     what="""
-Finds `torch.acos` and `torch.asin` of something that nothing keeps inside [-1, 1], in a loss or a forward pass; and, in
-a loss, of something that is clamped to exactly [-1, 1].
+Finds `torch.acos`, `torch.asin` and `torch.atanh` of something that nothing keeps inside [-1, 1], in a loss or a
+forward pass; and, in a loss, of something that is clamped to exactly [-1, 1].
 """,
     why="""
 A cosine computed in floating point is not always at most 1. Of 10,000 random unit vectors in float32, the product with

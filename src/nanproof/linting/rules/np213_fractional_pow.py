@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
+from ..gradients import constant
 from ..guards import checked, guarded
 from ..purpose import only_logged, trains
 from ..rule import Found, Rule
@@ -33,6 +34,7 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         node=node,
         message=f"{short(base, module) or 'this base'} {why}",
         help="keep the base away from zero first: x.clamp(min=1e-6) ** p",
+        about=node,
     )
 
 
@@ -55,7 +57,7 @@ def _by_number(node: ast.BinOp, module: Module) -> bool:
 
 
 def _safe(node: ast.AST, base: ast.expr, module: Module) -> bool:
-    if guarded(base, module) or is_constant(base, module):
+    if guarded(base, module) or is_constant(base, module) or constant(base, module):
         return True
     made = {called_last(p, module) for p in made_of(base, module, limit=80) if isinstance(p, ast.Call)}
     keys = {key_of(t) for t in trail(base, module)} - {""}

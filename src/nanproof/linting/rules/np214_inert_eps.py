@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import lower_bound
-from ..rule import Found, Rule
+from ..rule import Change, Found, Rule
 from ..values import called_last, core, number, operation
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _HALF_STEP = 2.0**-24
 """Half the distance from 1 to the next float32: anything smaller is lost beside 1."""
 _NORMS = {"RMSNorm", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d",
           "InstanceNorm2d", "rms_norm", "layer_norm", "group_norm", "batch_norm", "instance_norm"}  # fmt: skip
+_WHY = re.compile(r"\beps|epsilon|avoid|prevent|zero|stab|nan|divi|1e-", re.I)
 _LEAST = 1e-12
 """The smallest eps that a common model has on purpose."""
 
@@ -42,10 +44,21 @@ def _added(node: ast.BinOp, module: Module) -> Iterator[Found]:
                 message=f"adding {eps:g} changes nothing: the other side is at least {least:g}, where float32 steps "
                 f"are {2 * least * _HALF_STEP:.1g}",
                 help="leave the eps out; the lower bound already does what it was meant for",
-                edits=(module.replace(node, module.source(large)),),
+                edits=(module.replace(node, module.source(large)), *_explained(node, module)),
                 safe=True,
             )
             return
+
+
+def _explained(node: ast.AST, module: Module) -> tuple[Change, ...]:
+    """The comment at the end of the line that says what the eps was for."""
+    line = module.line(node.end_lineno or 0)  # type: ignore[attr-defined]
+    at = line.rfind("#")
+    if at < 0 or not _WHY.search(line[at:]) or "noqa" in line[at:]:
+        return ()
+    start = module.starts[node.end_lineno - 1]  # type: ignore[attr-defined]
+    before = len(line[:at].rstrip())
+    return (Change(start=start + before, end=start + len(line.rstrip()), text="", comment=True),)
 
 
 def _least(node: ast.expr, module: Module) -> float | None:

@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
+from ..masks import is_causal, is_padding, of_both_sides, words
 from ..numerics import softmaxed
+from ..purpose import aside
 from ..rewrite import fill_with_lowest
 from ..rule import Found, Rule
-from ..values import called_last, made_of, number, short
+from ..values import called_last, core, cores, made_of, number, short
 
 if TYPE_CHECKING:
     from ..source import Module
 
-_PADDING = re.compile(r"pad|valid|length|(^|_)lens?(_|$)|src_mask|key_mask|node_mask|token_mask|seq_mask|attn_?mask|"
-                      r"attention_mask|^mask$|^masks$|_mask$", re.I)  # fmt: skip
-_SURE = re.compile(r"pad|valid|length|(^|_)lens?(_|$)|key_mask|token_mask|seq_mask", re.I)
+_CHOICES = re.compile(r"valid|legal|allowed|avail|action_mask|adj|neighbou?r|^masks?$", re.I)
+_HANDED = re.compile(r"key_padding|attn_mask|attention_mask|src_mask|tgt_mask", re.I)
 _TRIANGLE = re.compile(
     r"causal|tril|triu|subsequent|future|look_?ahead|triangular|bias|window|diag|eye|self_mask", re.I
 )
@@ -27,14 +28,23 @@ _MENDS = {"nan_to_num", "nan_to_num_", "isnan", "isinf", "isfinite", "masked_sof
 
 
 def check(node: ast.Call | ast.Assign, module: Module) -> Iterator[Found]:
+    yield from rows(node, module, padding=False)
+
+
+def rows(node: ast.Call | ast.Assign, module: Module, *, padding: bool) -> Iterator[Found]:
+    """Scores filled with -inf by masks that may cover a whole row: those of padded keys alone, or all others."""
     filled = _filled(node, module)
-    if filled is None or module.is_test:
+    if filled is None or number(filled[2], module) != -math.inf or aside(node, module):
         return
     scores, mask, filler = filled
-    if number(filler, module) != -math.inf or not _padding(mask, module):
+    sided = of_both_sides(mask, module) or _intersects(mask, module)
+    keys = not sided and (_of_keys(mask, module) or _attends(scores, module) or _queried(node, module))
+    if padding != keys or not (sided or _may_cover(mask, module) or is_padding(mask, module)):
         return
     in_place = isinstance(node, ast.Assign) or called_last(node, module).endswith("_")
-    if not softmaxed(node, module, key_of(scores) if in_place else "") or _mended(node, module):
+    if key_of(scores) in {key_of(n) for n in ast.walk(mask)} - {""} or _mended(node, module):
+        return  # a mask made by comparing the scores themselves keeps the largest of them
+    if not softmaxed(node, module, key_of(scores) if in_place else ""):
         return
     yield Found(
         node=node,
@@ -56,24 +66,65 @@ def _filled(node: ast.Call | ast.Assign, module: Module) -> tuple[ast.expr, ast.
     return (found[1], given[0], given[1]) if len(given) == 2 else None
 
 
-def _padding(mask: ast.expr, module: Module) -> bool:
-    """Whether a mask says what is padding, which can be everything; a triangle always keeps the diagonal."""
-    words = [key_of(n) or getattr(n, "attr", "") for n in made_of(mask, module, limit=80)]
-    words += [called_last(n, module) for n in made_of(mask, module, limit=80) if isinstance(n, ast.Call)]
-    text = [w for w in words if w]
-    if any(_TRIANGLE.search(w) for w in text):
+def _of_keys(mask: ast.expr, module: Module) -> bool:
+    """Whether a mask is that of padded keys, the same for every query: ``pad[:, None, None, :]``."""
+    if of_both_sides(mask, module):
         return False
-    return any(_SURE.search(w) for w in text) or _argument_mask(mask, module)
+    for part in made_of(mask, module, limit=80):
+        if isinstance(part, ast.Call) and called_last(part, module) in ("unsqueeze", "unsqueeze_"):
+            return True
+        if isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Tuple):
+            blanks = [e for e in part.slice.elts if isinstance(e, ast.Constant) and e.value is None]
+            if len(blanks) > 1:
+                return True
+    return any(_HANDED.search(w) for w in words(mask, module))
 
 
-def _argument_mask(mask: ast.expr, module: Module) -> bool:
-    """``mask == 0`` with a mask handed in from outside, in a file that builds no triangle itself."""
+def _attends(scores: ast.expr, module: Module) -> bool:
+    """Whether the scores are those of every query with every key."""
+    for part in made_of(scores, module, limit=120):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult):
+            return True
+        if isinstance(part, ast.Call) and called_last(part, module) in ("matmul", "bmm", "einsum", "baddbmm"):
+            return True
+    return False
+
+
+def _queried(node: ast.AST, module: Module) -> bool:
+    """Whether a query stands beside what is attended to: more than one thing and its mask are handed in."""
+    scope = module.function(node)
+    return isinstance(scope, ast.FunctionDef) and len(scope.args.args) > 3
+
+
+def _may_cover(mask: ast.expr, module: Module) -> bool:
+    if is_padding(mask, module):
+        return not is_causal(mask, module) or of_both_sides(mask, module)
+    return _chosen(mask, module) or _intersects(mask, module)
+
+
+def _intersects(mask: ast.expr, module: Module) -> bool:
+    """``(a | b) & keep``: what two masks leave together may be nothing."""
+    for at in cores(mask, module):
+        inner = core(at.operand, module) if isinstance(at, ast.UnaryOp) else at
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.BitAnd):
+            return not any(_TRIANGLE.search(w) for w in words(mask, module)) and any(
+                re.search(r"(?i)keep|visible|valid|block|same|segment|doc", w) for w in words(mask, module)
+            )
+    return False
+
+
+def _chosen(mask: ast.expr, module: Module) -> bool:
+    """Whether a mask chooses what is allowed, which may be nothing: valid boxes, legal actions, neighbors."""
     names = [key_of(n).rpartition(".")[2] for n in ast.walk(mask) if key_of(n)]
-    if not any(_PADDING.search(n) for n in names):
+    if not any(_CHOICES.search(n) for n in names) or any(_TRIANGLE.search(w) for w in words(mask, module)):
         return False
-    return bool(re.search(r"pad_mask|padding|pad_idx|pad_token|lengths", module.text)) and not _TRIANGLE.search(
-        module.text
-    )
+    return not _TRIANGLE.search(_around(mask, module))
+
+
+def _around(node: ast.AST, module: Module) -> str:
+    """The text of the function, or of the method and its class's name."""
+    scope = module.function(node)
+    return module.text if isinstance(scope, ast.Module) else module.source(scope)
 
 
 def _mended(node: ast.AST, module: Module) -> bool:

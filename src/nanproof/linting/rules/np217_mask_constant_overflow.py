@@ -31,8 +31,11 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
 
 
 def _half(module: Module) -> bool:
-    facts = module.project
-    return facts.half or "default" in facts.autocast_dtypes
+    """Whether this file trains in float16: a loss scaler, autocast to it, or a trainer told so."""
+    facts = module.facts
+    if "bfloat16" in facts.autocast_dtypes and not facts.scaler:
+        return False
+    return facts.scaler or bool({"float16", "default"} & facts.autocast_dtypes) or bool(facts.half and facts.trainer)
 
 
 def _too_large(node: ast.expr | None, module: Module) -> float | None:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..flow import has_argument
 from ..paths import ways_of
 from ..rule import Found, Rule
 from ..source import Module
@@ -24,7 +25,7 @@ _NO_FORWARD = re.compile(
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     model = _wrapped_model(node)
-    if model is None or in_tests(module) or not module.facts.ddp or module.under_no_grad(node):
+    if model is None or in_tests(module) or not module.project.ddp or module.under_no_grad(node):
         return
     if not _is_ddp(module, model) or _called_itself(module, node, model) or not _differentiated(module, node):
         return
@@ -56,7 +57,10 @@ def _is_ddp(module: Module, model: ast.expr) -> bool:
     wrapped = {
         written(t).rpartition(".")[2] for a in module.nodes(ast.Assign) for t in a.targets if _is_wrap(module, a.value)
     }
-    return not made and last in wrapped
+    if not made and last in wrapped:
+        return True
+    scope = module.function(model)  # handed in: its `.module` says that it is wrapped, and the program uses DDP
+    return not made and not isinstance(scope, ast.Module) and has_argument(scope, name)
 
 
 def _called_itself(module: Module, node: ast.Call, model: ast.expr) -> bool:

@@ -60,6 +60,8 @@ class Tables:
         if not self._heads:
             return False
         cells = _GAPS.split(piece.strip(b" |\t:"))
+        if len(cells) == len(self._heads) + 1 and cells[0].isdigit():  # the index of a pandas frame
+            cells = cells[1:]
         labelled = self._heads[0].lower() == "name"  # DI-engine labels its rows
         if len(cells) != len(self._heads) or not all(_is_cell(c) for c in cells[labelled:]):
             return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,7 +64,7 @@ def _nonfinite(series: Series, column: Column) -> Moment | None:
     elif stretches > 1:
         text = f"{column.name} is {word} first at {at(series, step)}, {many(stretches, 'time')} in all, and at the end"
     elif bad[-1]:
-        text = f"{column.name} is {word} from {at(series, step)} on"
+        text = f"{column.name} is {word} since {at(series, step)}"
     else:
         text = f"{column.name} is {word} at {span(series, step, int(column.steps[last]))} and finite again after"
     if "last_finite" in numbers:
@@ -113,10 +115,11 @@ def find_zeros(series: Series) -> list[Moment]:
 def _bare_zeros(series: Series, loss: Column, zero: NDArray[np.bool_]) -> list[Moment]:
     """Without a norm to tell, zeros are worth a word when they come in a row, to the end, after a loss above."""
     tail = len(zero) if zero.all() else int(np.argmin(zero[::-1]))
-    if tail < 3 or tail == len(zero):
+    if tail < 2 or (tail < len(zero) and float(np.median(loss.values[~zero])) < 0.1):
         return []
     mask = np.arange(len(zero)) >= len(zero) - tail
-    return [_zeros(series, loss, mask, "zero-loss", _ZERO, loss.values)]
+    found = _zeros(series, loss, mask, "zero-loss", _ZERO, loss.values)
+    return [replace(found, numbers={**found.numbers, "whole": float(tail == len(zero))})]
 
 
 def _zeros(series: Series, loss: Column, mask: NDArray[np.bool_], kind: MomentKind, text: str, norms: Floats) -> Moment:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..series import Series
+from ..series import Column, Series
 from .moment import Moment, at, many, show
 
 POINTS = 20
@@ -51,11 +51,14 @@ def _flat(series: Series) -> list[Moment]:
 
 
 def _negative(series: Series) -> list[Moment]:
-    """Losses that fall below zero after having been above; those of policies do so by nature and start there."""
+    """Losses that fall below zero after having been above, or without a bottom.
+
+    Those of policies and likelihoods are negative by nature: they start there, and stay within bounds.
+    """
     found = []
     for column in (c for c in (series.loss, *series.components) if c is not None):
         below = np.flatnonzero(column.values < 0)
-        if not len(below) or below[0] == 0 or column.values[0] <= 0:
+        if not len(below) or ((below[0] == 0 or column.values[0] <= 0) and not _bottomless(column)):
             continue
         step, lowest = int(column.steps[below[0]]), float(np.nanmin(np.where(column.bad, np.nan, column.values)))
         text = f"{column.name} is negative from {at(series, step)} on, {show(lowest)} at the lowest"
@@ -66,6 +69,15 @@ def _negative(series: Series) -> list[Moment]:
             )
         )  # fmt: skip
     return found
+
+
+BOTTOM = -1000.0
+
+
+def _bottomless(column: Column) -> bool:
+    """Whether a negative loss keeps growing in size."""
+    values = column.values[~column.bad]
+    return len(values) >= 3 and float(values[-1]) < min(BOTTOM, 3 * float(values[0]))
 
 
 def _divergence(series: Series) -> list[Moment]:

@@ -44,6 +44,22 @@ def find_jumps(series: Series) -> list[Moment]:
     return found
 
 
+def find_negative(series: Series) -> list[Moment]:
+    """A learning rate below zero: training climbs the loss."""
+    for rate in series.of("lr"):
+        below = np.flatnonzero(rate.values < 0)
+        if len(below):
+            step, lowest = int(rate.steps[below[0]]), float(rate.values[below].min())
+            text = f"the learning rate is negative from {at(series, step)} on ({show(lowest)} at the lowest)"
+            return [
+                Moment(
+                    kind="lr-negative", step=step, row=int(rate.rows[below[0]]), text=text, column=rate.name,
+                    value=lowest, numbers={"lowest": lowest},
+                )
+            ]  # fmt: skip
+    return []
+
+
 def _crawls(rates: Floats) -> bool:
     """Whether a rate moves again and again by its last printed digit: no jump, however large it looks."""
     moves = np.abs(np.diff(rates))

@@ -24,7 +24,7 @@ def find_scale(series: Series) -> list[Moment]:
     early = _early(series, good.rows)
     search = [i for i in falls.tolist() if i < first_rise and early[i]]
     if search:
-        found.append(_fall(series, good, search, "scale-search"))
+        found.append(_fall(series, good, search, "scale-collapse" if _sinks(series, good, search) else "scale-search"))
     rest = [i for i in falls.tolist() if i not in set(search)]
     if rest:
         lowest = int(np.argmin(good.values[rest[0] :])) + rest[0]
@@ -34,6 +34,22 @@ def find_scale(series: Series) -> list[Moment]:
         collapse = stays and (fell >= 2**8 or (float(good.values[lowest]) <= 1.0 and fell >= 2**4))
         found.append(_fall(series, good, rest, "scale-collapse" if collapse else "scale-fall"))
     return found
+
+
+FLOOR = 1.0
+"""A search that settles does so far above this; one that reaches it has nothing left to halve."""
+
+
+def _sinks(series: Series, good: Column, search: list[int]) -> bool:
+    """Whether a search at the start never settled: down to 1 or below, or down with a loss that is NaN throughout."""
+    lowest, end = float(good.values[search].min()), float(good.values[-1])
+    if any(e.name == "scale-minimum" for e in series.events):
+        return True
+    if len(search) < 4 or end > lowest:
+        return False
+    loss = series.loss
+    dead = loss is not None and len(loss) > 0 and bool(loss.bad[-1])
+    return lowest < FLOOR or (lowest <= FLOOR and float(good.values[0]) / lowest >= 2**8) or dead
 
 
 def _early(series: Series, rows: Ints) -> NDArray[np.bool_]:

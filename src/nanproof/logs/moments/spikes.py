@@ -105,29 +105,40 @@ def _with_leads(series: Series, spikes: list[Moment]) -> list[Moment]:
     return led
 
 
+GROWN = {"grad_norm": 4.0, "loss": 2.0}
+RUNAWAY = 8.0
+"""By how much a loss that is finite to the end must have grown."""
+COMPONENTS = 24
+
+
 def find_growth(series: Series) -> list[Moment]:
-    """What grew in the points before the first non-finite one."""
-    found = []
-    for column in (series.loss, series.grad_norm):
-        if column is None or not column.bad.any():
-            continue
-        first = int(np.argmax(column.bad))
-        before = column.values[max(0, first - WINDOW) : first]
-        if len(before) < 4:
-            continue
-        base = float(np.median(before[: max(2, len(before) // 2)]))
-        last = float(before[-1])
-        factor = 1.5 if column.role != "grad_norm" else 3.0
-        if base > 0 and last > factor * base and last >= before.max() / 2:
-            rising = len(before) - int(np.argmax(before > base * factor**0.5))
-            step = int(column.steps[first - rising])
-            points = many(rising, "point")
-            text = f"{column.name} grew from {show(base)} to {show(last)} in the {points} before it was bad"
-            found.append(
-                Moment(
-                    kind="growth", step=step, until=int(column.steps[first - 1]), row=int(column.rows[first - rising]),
-                    text=text, column=column.name, value=last,
-                    numbers={"before": base, "ratio": last / base, "points": float(rising)},
-                )
-            )  # fmt: skip
-    return found
+    """What grew before the run broke, by NaN or by an exception, or up to its end; in few rows as well."""
+    columns = [c for c in (series.loss, *series.components[:COMPONENTS], series.grad_norm) if c is not None]
+    bad = [int(c.rows[int(np.argmax(c.bad))]) for c in columns if c.bad.any()]
+    ended = [e.row for e in series.events if e.kind in ("exception", "nan")]
+    broke = min(bad or ended, default=None)
+    found = [m for c in columns if (m := _growth(series, c, broke)) is not None]
+    return found[:6]
+
+
+def _growth(series: Series, column: Column, broke: int | None) -> Moment | None:
+    mine = column.only(~column.bad & (column.rows <= broke) if broke is not None else ~column.bad)
+    before = mine.values[-WINDOW:]
+    if len(before) < 2:
+        return None
+    half = before[: max(1, len(before) // 2)]
+    base, last = float(np.median(half)), float(before[-1])
+    factor = GROWN["grad_norm" if column.role == "grad_norm" else "loss"]
+    factor = factor if broke is not None else RUNAWAY
+    if not (base > 0 and last > factor * base and last >= before.max() / 2 and last > 0.5):
+        return None
+    start = len(mine) - (len(before) - int(np.argmax(before > base * factor**0.5)))
+    points = len(mine) - start
+    rising = many(points, "point")
+    end = "before it broke" if broke is not None else "and never came back"
+    return Moment(
+        kind="growth", step=int(mine.steps[start]), until=int(mine.steps[-1]), row=int(mine.rows[start]),
+        text=f"{column.name} grew from {show(base)} to {show(last)} over {rising} {end}", column=column.name,
+        value=last,
+        numbers={"before": base, "ratio": last / base, "points": float(points), "end": float(broke is None)},
+    )  # fmt: skip

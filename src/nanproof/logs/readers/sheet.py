@@ -17,6 +17,9 @@ _NAME = re.compile(r"[A-Za-z_#%][\w #%/@()\[\]|+-]*(?:\.\w[\w #%/@()-]*)*")
 _DELIMITERS = (",", ";", "\t")
 
 
+_VALUED = re.compile(r"(?i)[a-z]\s+[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)$")
+
+
 def read_header(line: bytes, below: bytes = b"") -> tuple[str, list[str]] | None:
     """The delimiter and the names, if a line is the header of a sheet of training; ``below`` is the line under it.
 
@@ -32,6 +35,8 @@ def read_header(line: bytes, below: bytes = b"") -> tuple[str, list[str]] | None
         cells = _cells(text, delimiter)
         under = _cells(below.decode("utf-8", "replace"), delimiter) if below else []
         if len(cells) < 2 or (under and len(under) != len(cells)):
+            continue
+        if any(_VALUED.search(c) for c in cells):  # "Epoch 0, loss 1.08" is a line of a text log
             continue
         if any(meaning(c).role in _ROLES for c in cells) and all(_is_name(c) for c in cells):
             return delimiter, cells
@@ -99,4 +104,6 @@ def _cells(text: str, delimiter: str) -> list[str]:
 
 def _is_name(cell: str) -> bool:
     """Whether a cell can stand in a header: a name of a few words, or nothing."""
+    if re.search(r"(?i)(?<![a-z_])nan(?![a-z_])", cell):
+        return False
     return not cell or (_NAME.fullmatch(cell) is not None and cell.count(" ") <= 5 and numbers.of(cell) is None)

@@ -100,6 +100,8 @@ def norms_in_band(t: Trial) -> Check | None:
         return _said("gradient norms", False, f"{t.norms[bad]} in step {bad + 1}")
     low, high, middle = finite[0], finite[-1], finite[len(finite) // 2]
     told = f"{low:.3g} to {high:.3g}"
+    if t.unclipped:
+        told += f" after clipping ({min(t.unclipped):.3g} to {max(t.unclipped):.3g} before)"
     if high > NORMS[1] or high < NORMS[0]:
         return _said("gradient norms", False, f"{told}: outside {NORMS[0]:g} to {NORMS[1]:g}")
     # parts that take turns have norms of their own

@@ -16,6 +16,7 @@ from ...errors import UsageError
 from ..launcher import Outcome, run_program
 from ..options import Options, choose_run_dir
 from ..program import Program
+from .overwritten import Overwritten
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -41,16 +42,31 @@ def smoke_program(
     found: list[SmokeReport] = []
     begin = Beginning(steps, watch)
 
+    folder = run_dir or choose_run_dir(f"smoke-{program.name}")
+    kept = Overwritten(folder)
+
     def judged(outcome: Outcome) -> None:
-        found.append(_judge(begin.witness, outcome, steps))
+        found.append(_with_files(_judge(begin.witness, outcome, steps), kept))
         report(found[0], outcome)
 
     options = Options(
-        run_dir=run_dir or choose_run_dir(f"smoke-{program.name}"), run_dir_given=run_dir is not None,
-        policy_changes={"spikes": "observe"}, guard={"snapshot_every": None},
+        run_dir=folder, run_dir_given=run_dir is not None,
+        policy_changes={"spikes": "observe", "snapshot_every": None}, guard={},
     )  # fmt: skip
-    run_program(program, options, report=judged, begin=begin)
+    with kept:
+        run_program(program, options, report=judged, begin=begin)
     return found[0]
+
+
+def _with_files(report: SmokeReport, kept: Overwritten) -> SmokeReport:
+    """The files of the user are as they were, and that is said."""
+    from .checks import Check
+
+    restored = kept.restore()
+    notes = [f"{', '.join(restored)}: overwritten by the script, put back as before"] if restored else []
+    notes += [f"{path}: overwritten by the script, and too large to be kept" for path in kept.too_large]
+    checks = [Check(name="your files", result="NOTE", reason=words) for words in notes]
+    return dataclasses.replace(report, checks=(*report.checks, *checks))
 
 
 class Beginning:

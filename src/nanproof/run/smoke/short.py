@@ -13,13 +13,16 @@ from torch import nn
 
 from ...errors import NonFiniteError
 from ...guard import Guard
+from ...guard.external import ExternalLoop
+from ...guard.observers import Observer
+from ...guard.signals import total_norm
 from ...records import Action, Incident, Reading, Verdict
 from ..guards import Guards
 from ..options import Options
 from ..session import Session
 from .chance import Chance, Seen, watch_chance
 from .layers import Layer, watch_layers
-from .measures import copy_of, largest_in, relative_change, without_gradient, zero_share
+from .measures import copy_of, largest_in, relative_change, zero_share
 from .trial import Trial
 
 
@@ -27,7 +30,7 @@ class Enough(SystemExit):
     """Ends a script as ``sys.exit()`` would: its clean-up runs, and no ``except Exception`` holds it back."""
 
 
-class Witness:
+class Witness(Observer):
     """Writes down what the guard reads of each step, and what the guard does not look at."""
 
     def __init__(self, steps: int, watch: tuple[str, ...]) -> None:
@@ -39,18 +42,18 @@ class Witness:
         self._bad_at_start: tuple[str, ...] = ()
         self._bad_gradients: tuple[str, ...] = ()
         self._why = ""
-        self._examining = False
+        self._replaying = False
         self._series: dict[str, list[float]] = {}
         self._losses: list[float] = []
         self._norms: list[float] = []
+        self._unclipped: list[float] = []
         self._overflows = 0
         self._chance = Chance()
         self._layers: dict[str, Layer] = {}
         self._trained: dict[str, nn.Parameter] = {}
         self._start: dict[str, torch.Tensor] = {}
         self._before: dict[str, float] = {}
-        self._judged: set[str] = set()
-        self._missing: list[str] = []
+        self._with_gradient: set[str] = set()
         self._zeros = 0.0
         self._counts = (0, 0)
         self._optimizer: tuple[str, float | None] = ("", None)
@@ -63,7 +66,7 @@ class Witness:
 
     def watch(self, guard: Guard) -> None:
         """A guard was made, so training begins: look at its model now, and at each of its steps."""
-        t, run, post = guard.training, guard._post.run, guard._post
+        t = guard.training
         if not self._losses:  # what is trained later in the same script is counted, and not measured
             self._trained = {n: p for n, p in t.parameters if p.requires_grad}
             self._start = {n: copy_of(p) for n, p in self._trained.items()}
@@ -72,58 +75,52 @@ class Witness:
             self._counts = (sum(p.numel() for p in everything), sum(p.numel() for p in self._trained.values()))
             first = t.optimizers[0]
             self._optimizer = (type(first).__name__, first.defaults.get("eps"))
-            self._layers = self.closing.enter_context(watch_layers(t.model, lambda: not self._examining))
+            self._layers = self.closing.enter_context(watch_layers(t.model, lambda: not self._replaying))
             self.seen.levels.clear()
-        record, answer, keep = run.record, post.answer, run.incident
+        self._scaler = t.scaler is not None
+        guard.subscribe(self)
 
-        def record_too(reading: Reading, verdict: Verdict, action: Action) -> None:
-            record(reading, verdict, action)
-            self._step(guard, reading, verdict, action)
-
-        def answer_unheard(*args: Any) -> Verdict:
-            self._examining = True  # the guard plays the step again, in other precisions too
-            try:
-                return answer(*args)
-            finally:
-                self._examining = False
-
-        def keep_too(*args: Any, **kwargs: Any) -> Incident:
-            incident = keep(*args, **kwargs)
-            self._incident(incident)
-            return incident
-
-        run.record, run.incident = record_too, keep_too  # type: ignore[method-assign]
-        post.answer = answer_unheard  # type: ignore[method-assign,assignment]
+    def examining(self, on: bool) -> None:
+        self._replaying = on  # the guard replays the step, in other precisions too
 
     def _watched(self) -> list[tuple[str, nn.Parameter]]:
         return [(n, p) for n, p in self._trained.items() if any(fnmatch.fnmatchcase(n, w) for w in self._watch)]
 
-    def _incident(self, incident: Incident) -> None:
+    def incident(self, incident: Incident) -> None:
         self._bad_gradients = tuple(str(f) for f in incident.tensors if f.name.startswith("grad "))
-        place = incident.location or {}
-        self._why = "; ".join(str(words) for words in (place.get("why"), *incident.notes) if words)
+        why = incident.location.why if incident.location is not None else ""
+        self._why = "; ".join(words for words in (why, *incident.notes) if words)
 
-    def _step(self, guard: Guard, reading: Reading, verdict: Verdict, action: Action) -> None:
-        self._scaler = guard.training.scaler is not None
+    def step_ended(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
         if verdict.kind == "overflow" and verdict.origin == "scale":
             self._overflows += 1  # GradScaler looks for its scale
             return
         if self.over:
             return
         self._losses.append(reading.loss)
-        self._norms.append(reading.grad_norm)
+        received = self._received(reading.grad_norm)
+        self._norms.append(received)
+        self._unclipped.append(reading.grad_norm)
         name = next((k.removeprefix("loss ") for k in reading.components if k.startswith("loss ")), "")
         self._series.setdefault(name, []).append(reading.loss)
-        fresh = {n: p for n, p in guard.training.judged if n in self._trained and n not in self._judged}
+        # optimizers may take turns: a parameter is measured when it first has a gradient
+        fresh = {n: p for n, p in self._trained.items() if n not in self._with_gradient and p.grad is not None}
         if fresh:
-            self._judged |= set(fresh)
-            self._missing += without_gradient(fresh)
+            self._with_gradient |= set(fresh)
             self._zeros = max(self._zeros, zero_share(fresh))
         self.seen.levels.clear()
         if action.kind not in ("commit", "rerun"):
             self.over = True
             self.stopped = f"stopped, {verdict}" + (f"; {self._why}" if self._why else "")
         self.over = self.over or max(map(len, self._series.values())) > self._steps
+
+    def _received(self, judged: float) -> float:
+        """The norm that the optimizer worked with: smaller than the judged one where the script clips."""
+        grads = [p.grad for p in self._trained.values() if p.grad is not None]
+        if not grads or not math.isfinite(judged):
+            return judged
+        norm = float(total_norm(grads))  # host sync: a test, not a training
+        return norm if 0 < norm < 0.99 * judged else judged
 
     def meet_backward(self) -> None:
         """The losses of a forward pass are computed."""
@@ -135,16 +132,31 @@ class Witness:
         carried_out = bool(self._losses) and not (self.stopped and len(self._losses) == 1)
         moved = {n: relative_change(p, self._start[n]) for n, p in self._trained.items()} if carried_out else {}
         parts = tuple(name for name in self._series if name)
+        missing = [n for n in self._trained if n not in self._with_gradient] if self._losses else []
         return Trial(
-            losses=tuple(self._losses), norms=tuple(self._norms), chance=self._chance,
-            layers=tuple(self._layers.values()), bad_at_start=self._bad_at_start, bad_gradients=self._bad_gradients,
-            without_gradient=tuple(self._missing), unmoved=tuple(n for n, m in moved.items() if m == 0),
-            largest_move=max((m for m in moved.values() if math.isfinite(m)), default=0.0), zero_gradients=self._zeros,
-            optimizer=self._optimizer[0], eps=self._optimizer[1], parameters=self._counts[0],
-            trainable=self._counts[1], watched={n: (self._before[n], largest_in(p)) for n, p in self._watched()},
-            same_batch=False, turns=parts if len(parts) > 1 else (), scaler=self._scaler, overflows=self._overflows,
-            stopped=self.stopped, not_seen=not_seen,
-        )  # fmt: skip
+            losses=tuple(self._losses),
+            norms=tuple(self._norms),
+            unclipped=tuple(self._unclipped) if self._unclipped != self._norms else (),
+            chance=self._chance,
+            layers=tuple(self._layers.values()),
+            bad_at_start=self._bad_at_start,
+            bad_gradients=self._bad_gradients,
+            without_gradient=tuple(missing),
+            unmoved=tuple(n for n, m in moved.items() if m == 0),
+            largest_move=max((m for m in moved.values() if math.isfinite(m)), default=0.0),
+            zero_gradients=self._zeros,
+            optimizer=self._optimizer[0],
+            eps=self._optimizer[1],
+            parameters=self._counts[0],
+            trainable=self._counts[1],
+            watched={n: (self._before[n], largest_in(p)) for n, p in self._watched()},
+            same_batch=False,
+            turns=parts if len(parts) > 1 else (),
+            scaler=self._scaler,
+            overflows=self._overflows,
+            stopped=self.stopped,
+            not_seen=not_seen,
+        )
 
 
 class WatchedGuards(Guards):
@@ -152,14 +164,14 @@ class WatchedGuards(Guards):
 
     witness: Witness
 
-    def make(self, model: Any, optimizer: Any, **options: Any) -> Guard:
+    def make(self, model: Any, optimizer: Any, **options: Any) -> ExternalLoop:
         try:
-            guard = super().make(model, optimizer, **options)
+            loop = super().make(model, optimizer, **options)
         except NonFiniteError as error:
             self.witness.refuse(error)
             raise Enough from None
-        self.witness.watch(guard)
-        return guard
+        self.witness.watch(loop.guard)
+        return loop
 
 
 class ShortSession(Session):
@@ -168,7 +180,7 @@ class ShortSession(Session):
     def __init__(self, options: Options, witness: Witness) -> None:
         super().__init__(options)
         self.witness = witness
-        guards = WatchedGuards(options, self.deliveries)
+        guards = WatchedGuards(options, self.data)
         guards.witness = witness
         self.guards = guards
         # outside of whatever the script enters, so that contexts close in order

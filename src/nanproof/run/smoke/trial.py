@@ -16,6 +16,9 @@ class Trial:
     losses: tuple[float, ...]
     """One before each step, and one after the last."""
     norms: tuple[float, ...]
+    """Of the gradients that the optimizer received: after the script's own clipping."""
+    unclipped: tuple[float, ...] = ()
+    """The same before clipping, where the script clips."""
     chance: Chance = field(default_factory=Chance)
     layers: tuple[Layer, ...] = ()
     bad_at_start: tuple[str, ...] = ()

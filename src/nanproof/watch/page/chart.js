@@ -1,72 +1,83 @@
 // One chart: the same quantity of all shown runs.
 
+import { saveCsv, savePng } from "./export.js";
 import { marks } from "./marks.js";
-import { brief, show, smooth } from "./series.js";
+import { make } from "./make.js";
+import { brief, duration, faded, kindOf, show, smooth } from "./series.js";
 
 const HEIGHT = 210;
 
 export class Chart {
-  constructor(title, wide, app) {
+  constructor(title, app) {
     this.app = app;
     this.title = title;
     this.entries = [];
-    this.figure = document.createElement("figure");
-    this.figure.className = wide ? "wide" : "";
-    const caption = document.createElement("figcaption");
-    const name = document.createElement("span");
-    name.textContent = title;
-    this.values = document.createElement("span");
-    this.values.className = "values";
-    caption.append(name, this.values);
-    this.place = document.createElement("div");
-    this.place.className = "plot";
+    this.figure = make("figure");
+    const caption = make("figcaption");
+    this.values = make("span", undefined, "values");
+    const tools = make("span", undefined, "acts");
+    this.pin = button(tools, "☆", `Pin ${title} to the top`, () => app.togglePin(title));
+    this.pin.className = "pin";
+    button(tools, "csv", `Save the points of ${title}`, () => saveCsv(title, this.entries));
+    button(tools, "png", `Save a picture of ${title}`, () => savePng(title, this.plot.ctx.canvas, this.entries));
+    caption.append(make("span", title, "title"), this.values, tools);
+    this.place = make("div", undefined, "plot");
     this.place.tabIndex = 0;
     this.place.setAttribute("role", "img");
     this.place.addEventListener("keydown", (event) => this.key(event));
     this.place.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.figure.append(caption, this.place);
-    this.height = wide ? 300 : HEIGHT;
-    new ResizeObserver(() => this.plot && this.plot.setSize({ width: this.place.clientWidth, height: this.height })).observe(this.place);
+    new ResizeObserver(() => this.plot && this.plot.setSize({ width: this.place.clientWidth, height: this.height() })).observe(this.place);
   }
 
-  // entries: [{label, colour, curve, time}]
-  draw(entries) {
+  height() {
+    return this.figure.classList.contains("wide") ? 300 : HEIGHT;
+  }
+
+  // entries: [{label, colour, curve, time, run}]
+  draw(entries, wide, pinned) {
     this.entries = entries;
+    this.marks = this.app.marksOf(entries);
+    this.figure.classList.toggle("wide", wide);
+    this.pin.textContent = pinned ? "★" : "☆";
+    this.pin.setAttribute("aria-pressed", String(pinned));
     const { logarithmic, weight, byTime } = this.app.view;
     const tables = [], series = [{}];
+    const add = (x, y, look) => {
+      if (!x.length) return;
+      tables.push([x, y]);
+      series.push({ width: 1.25, points: { show: x.length < 3 }, ...look });
+    };
     for (const entry of entries) {
       entry.curve.parts.forEach((part, i) => {
         const old = i < entry.curve.parts.length - 1;
-        const x = byTime && entry.time ? part[0].map(entry.time) : part[0];
-        const y = logarithmic ? part[1].map((v) => (v > 0 ? v : null)) : part[1];
-        if (!x.length) return;
-        tables.push([x, y]);
-        series.push({ stroke: faded(entry.colour, weight ? 0.25 : old ? 0.45 : 1), width: 1.25, spanGaps: true, points: { show: x.length < 3 } });
-        if (weight) {
-          tables.push([x, smooth(y, weight)]);
-          series.push({ stroke: entry.colour, width: 1.75, spanGaps: true, points: { show: false } });
-        }
+        const [steps, values] = holed(part, entry.curve.bad);
+        const x = byTime && entry.time ? steps.map(entry.time) : steps;
+        const y = logarithmic ? values.map((v) => (v > 0 ? v : null)) : values;
+        add(x, y, { stroke: faded(entry.colour, weight ? 0.25 : old ? 0.45 : 1) });
+        if (weight) add(x, smooth(y, weight), { stroke: entry.colour, width: 1.75, points: { show: false } });
       });
+      const [x, y] = entry.forecast ? entry.forecast.parts[entry.forecast.parts.length - 1] : [[], []];
+      add(byTime && entry.time ? x.map(entry.time) : x, y, { stroke: entry.colour, dash: [5, 4], points: { show: false } });
     }
-    const data = tables.length ? window.uPlot.join(tables) : [[0, 1], [null, null]];
+    const range = this.app.zoomed ?? this.app.extent();
+    const data = tables.length ? window.uPlot.join(tables) : [[range.min, range.max], [null, null]];
     if (!tables.length) series.push({});
-    this.say();
-    const shape = `${series.length}|${logarithmic}|${byTime}|${weight > 0}|${this.app.dark()}`;
+    const shape = `${series.length}|${logarithmic}|${byTime}|${weight > 0}|${this.app.dark()}|${wide}|${entries.map((e) => e.colour)}`;
     if (this.plot && shape === this.shape) {
-      const { min, max } = this.plot.scales.x;
-      this.plot.setData(data, !this.app.zoomed);
-      if (this.app.zoomed) this.plot.setScale("x", { min, max });
-      return;
+      this.plot.setData(data, false);
+    } else {
+      this.shape = shape;
+      this.plot?.destroy();
+      this.plot = new window.uPlot(this.options(series), data, this.place);
     }
-    this.shape = shape;
-    this.plot?.destroy();
-    this.plot = new window.uPlot(this.options(series), data, this.place);
-    if (this.app.zoomed) this.plot.setScale("x", this.app.zoomed);
+    this.plot.setScale("x", range);
+    this.say();
   }
 
   options(series) {
     const family = getComputedStyle(document.body).fontFamily;
-    const probe = document.createElement("i");
+    const probe = make("i");
     document.body.append(probe);
     const colour = (name) => {
       probe.style.color = `var(${name})`;
@@ -74,17 +85,22 @@ export class Chart {
     };
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), width: 1 }, font: `11px ${family}` };
     probe.remove();
+    const logarithmic = this.app.view.logarithmic;
+    const room = (_, min, max) => {
+      if (min === null || min === undefined) return logarithmic ? [0.1, 1] : [0, 1];
+      return logarithmic ? window.uPlot.rangeLog(min, max, 10, false) : window.uPlot.rangeNum(min, max, 0.1, true);
+    };
     return {
       width: this.place.clientWidth || 400,
-      height: this.height,
+      height: this.height(),
       series,
-      scales: { x: { time: false }, y: { distr: this.app.view.logarithmic ? 3 : 1 } },
+      scales: { x: { time: false }, y: { distr: logarithmic ? 3 : 1, range: room } },
       axes: [
         { ...axis, values: (_, ticks) => ticks.map((t) => (this.app.view.byTime ? duration(t) : t.toLocaleString("en"))) },
         { ...axis, size: 62, values: (_, ticks) => ticks.map((t) => (t === null ? "" : brief(t))) },
       ],
       cursor: { sync: { key: "nanproof" }, drag: { x: true, y: false, setScale: false } },
-      plugins: [marks(() => this.app.marksOf(this.entries))],
+      plugins: [marks(() => this.marks)],
       hooks: {
         setCursor: [() => this.say()],
         setScale: [(plot, key) => {
@@ -102,30 +118,25 @@ export class Chart {
   }
 
   say() {
-    const at = this.plot?.cursor.idx;
-    const x = at === null || at === undefined ? undefined : this.plot.data[0][at];
+    const left = this.plot?.cursor.left;
+    const x = left === null || left === undefined || left < 0 ? undefined : this.plot.posToVal(left, "x");
     this.values.replaceChildren();
     const texts = [];
     for (const { label, curve, time } of this.entries) {
-      let value = curve.last, bad = !Number.isFinite(value);
+      let text = show(curve.last), bad = !Number.isFinite(curve.last);
       if (x !== undefined) {
-        const step = this.app.view.byTime && time ? null : x;
-        const hit = step !== null && curve.bad.find(([from, to]) => from <= step && step <= to);
+        const place = (step) => (this.app.view.byTime && time ? time(step) : step);
+        const hit = curve.bad.find(([from, to]) => place(from) <= x && x <= place(to));
         bad = Boolean(hit);
-        value = hit ? (hit[2] ? NaN : Infinity) : near(curve, x, this.app.view.byTime ? time : null);
+        text = hit ? kindOf(hit) : show(near(curve, x, this.app.view.byTime ? time : null));
       }
-      const span = document.createElement("span");
-      span.className = bad ? "bad" : "";
-      span.textContent = `${texts.length ? "   " : ""}${this.entries.length > 1 ? `${label} ` : ""}${show(value)}`;
-      texts.push(`${label} ${show(value)}`);
-      this.values.append(span);
+      this.values.append(make("span", `${texts.length ? "   " : ""}${this.entries.length > 1 ? `${label} ` : ""}${text}`, bad ? "bad" : ""));
+      texts.push(`${label} ${text}`);
     }
-    if (x !== undefined) {
-      const where = document.createElement("span");
-      where.textContent = `   at ${this.app.view.byTime ? duration(x) : Math.round(x).toLocaleString("en")}`;
-      this.values.append(where);
-    }
-    this.place.setAttribute("aria-label", `${this.title}: ${texts.join(", ")}`);
+    if (x !== undefined) this.values.append(make("span", `   at ${this.app.view.byTime ? duration(x) : Math.round(x).toLocaleString("en")}`));
+    const holes = this.marks.bands.filter((band) => band.own).map((band) => band.label);
+    this.place.dataset.bands = holes.join("; ");
+    this.place.setAttribute("aria-label", `${this.title}: ${texts.join(", ")}${holes.length ? `; ${holes.slice(0, 5).join("; ")}` : ""}`);
   }
 
   key(event) {
@@ -154,6 +165,34 @@ export class Chart {
   }
 }
 
+function button(place, text, title, press) {
+  const node = make("button", text);
+  node.type = "button";
+  node.title = title;
+  node.setAttribute("aria-label", title);
+  node.addEventListener("click", press);
+  place.append(node);
+  return node;
+}
+
+// The points of a part, with a hole wherever values were not finite: no line may lead across.
+function holed([steps, values], bad) {
+  const inside = bad.filter(([from]) => from > steps[0] && from < steps[steps.length - 1]).map(([from]) => from);
+  if (!inside.length) return [steps, values];
+  inside.sort((a, b) => a - b);
+  const x = [], y = [];
+  let next = 0;
+  steps.forEach((step, i) => {
+    for (; next < inside.length && inside[next] < step; next += 1) {
+      x.push(inside[next]);
+      y.push(null);
+    }
+    x.push(step);
+    y.push(values[i]);
+  });
+  return [x, y];
+}
+
 function near(curve, x, time) {
   const [steps, values] = curve.parts[curve.parts.length - 1];
   let best = 0, low = 0, high = steps.length - 1;
@@ -163,15 +202,4 @@ function near(curve, x, time) {
     if (place(middle) <= x) { best = middle; low = middle + 1; } else high = middle - 1;
   }
   return values[best];
-}
-
-function faded(colour, alpha) {
-  return colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
-}
-
-export function duration(seconds) {
-  const s = Math.round(seconds);
-  if (Math.abs(s) < 120) return `${s} s`;
-  if (Math.abs(s) < 7200) return `${Math.floor(s / 60)} min`;
-  return `${(s / 3600).toFixed(1)} h`;
 }

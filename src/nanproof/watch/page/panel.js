@@ -1,41 +1,84 @@
-// The right-hand side: last values, incidents, events; and one incident in full. Text only ever as textContent.
+// What stands around the charts: the state of each run, the table of runs, last values, messages of the log.
 
-import { duration } from "./chart.js";
-import { number } from "./source.js";
-import { show } from "./series.js";
+import { command, dot, make, refresh, table } from "./make.js";
+import { duration, show } from "./series.js";
 
-export function make(tag, text, name) {
-  const node = document.createElement(tag);
-  if (text !== undefined) node.textContent = text;
-  if (name) node.className = name;
-  return node;
+const TABLE = 12; // settings that differ, as columns
+
+// One line for each run: its state first, then the cause and what to do. Of several, those in trouble; the table has all.
+export function states(place, runs) {
+  const troubled = (run) => run.state.bad || run.facts?.why?.cause;
+  const shown = runs.filter((run) => run.shown && (runs.length === 1 || troubled(run)));
+  refresh(place, shown.map((run) => [run.id, run.state, run.facts?.why]), () => shown.map((run) => {
+    const line = make("p", undefined, `state ${run.state.kind}${run.state.bad ? " bad" : ""}`);
+    const [head, ...rest] = run.state.text.split(": ");
+    line.append(dot(run.colour));
+    if (runs.length > 1) line.append(make("span", run.name, "name"));
+    line.append(make("strong", head));
+    if (rest.length) line.append(make("span", rest.join(": "), "why"));
+    const { why } = run.facts ?? {};
+    if (why?.cause) line.append(make("span", `cause: ${why.cause}`, "why"));
+    if (why?.ask) line.append(make("span", why.ask, "why"));
+    if (why?.repair) line.append(make("span", `repair: ${why.repair}`, "why"));
+    if (why?.command) line.append(command(why.command));
+    return line;
+  }));
+}
+
+// Several runs beside each other, and the settings in which they differ.
+export function compare(place, runs, toggle) {
+  place.hidden = runs.length < 2;
+  const key = runs.map((run) => [run.shown, run.state.headline, steps(run), String(run.loss()?.last), run.incidents.length, run.facts?.settings]);
+  if (!place.hidden) refresh(place, key, () => comparison(runs, toggle));
+}
+
+function comparison(runs, toggle) {
+  const all = runs.map((run) => run.facts?.settings ?? {});
+  const keys = [...new Set(all.flatMap((settings) => Object.keys(settings)))];
+  const known = all.filter((settings) => Object.keys(settings).length).length > 1;
+  const differ = known ? keys.filter((key) => new Set(all.map((settings) => settings[key])).size > 1).sort().slice(0, TABLE) : [];
+  const heads = ["", "run", "state", "steps", "last loss", "incidents", ...differ];
+  const rows = runs.map((run, i) => {
+    const box = make("input");
+    box.type = "checkbox";
+    box.checked = run.shown;
+    box.setAttribute("aria-label", `Show ${run.name}`);
+    box.addEventListener("change", () => toggle(run));
+    const name = make("span", undefined, "named");
+    name.append(dot(run.colour), make("span", run.name));
+    const loss = run.loss();
+    const last = make("span", loss ? show(loss.last) : "–", loss && !Number.isFinite(loss.last) ? "bad" : "");
+    const values = differ.map((key) => make("span", all[i][key] ?? "–", "differs"));
+    return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...values];
+  });
+  return [table(heads, rows, "runs")];
+}
+
+function steps(run) {
+  const step = run.lastStep();
+  return step === null ? "–" : run.max_steps ? `${show(step)} of ${show(run.max_steps)}` : show(step);
 }
 
 export function summary(place, runs) {
   place.replaceChildren();
   for (const run of runs) {
     const title = make("h3");
-    const dot = make("span", undefined, "dot");
-    dot.style.background = run.colour;
-    title.append(dot, make("span", run.name));
+    title.append(dot(run.colour), make("span", run.name));
     const list = make("dl");
-    const row = (name, value, bad) => {
-      list.append(make("dt", name), make("dd", value, bad ? "bad" : ""));
-    };
-    const loss = run.first("loss") ?? run.first("component");
-    const steps = loss ? loss.parts[loss.parts.length - 1][0] : [];
-    const step = loss ? loss.lastStep : 0;
-    row(run.unit, run.max_steps ? `${show(step)} of ${show(run.max_steps)}` : show(step));
+    const row = (name, value, bad) => list.append(make("dt", name), make("dd", value, bad ? "bad" : ""));
+    row(run.unit, steps(run));
     for (const role of ["loss", "grad_norm", "lr", "loss_scale"]) {
       const curve = run.first(role);
       if (curve) row(curve.name, show(curve.last), !Number.isFinite(curve.last));
     }
     const clock = run.clock();
-    if (clock && steps.length > 1) {
-      const pace = (steps[steps.length - 1] - steps[0]) / (clock(steps[steps.length - 1]) - clock(steps[0]));
+    const [first] = run.segments[run.segments.length - 1] ?? [0];
+    const step = run.lastStep();
+    if (clock && step > first) {
+      const pace = (step - first) / (clock(step) - clock(first));
       if (Number.isFinite(pace) && pace > 0) {
         row("pace", `${show(Number(pace.toPrecision(3)))} ${run.unit}s/s`);
-        if (run.max_steps > step) row("to go", duration((run.max_steps - step) / pace));
+        if (run.max_steps > step && run.state.kind === "running") row("to go", duration((run.max_steps - step) / pace));
       }
     }
     for (const kind of ["skip", "rollback", "overflow", "resume"]) if (run.counts[kind]) row(`${kind}s`, show(run.counts[kind]));
@@ -43,97 +86,19 @@ export function summary(place, runs) {
   }
 }
 
-export function incidents(place, runs, open) {
-  place.replaceChildren();
-  const all = runs.flatMap((run) => run.incidents.map((incident) => ({ run, incident })));
-  if (!all.length) place.append(make("li", "none", "quiet"));
-  all.sort((a, b) => b.incident.step - a.incident.step);
-  for (const { run, incident } of all.slice(0, 100)) {
-    const item = make("li");
-    const button = make("button");
-    button.type = "button";
-    button.append(make("strong", incident.verdict), make("small", [incident.action, incident.mechanism, incident.where].filter(Boolean).join(" · ")));
-    if (runs.length > 1) button.append(make("small", run.name));
-    button.addEventListener("click", () => open(run, incident));
-    item.append(button);
-    place.append(item);
-  }
-}
-
 const LOUD = { nan: "bad", exception: "bad", overflow: "warn", skip: "warn", rollback: "warn", stop: "bad", hardware: "bad" };
 
-export function events(place, runs) {
-  place.replaceChildren();
-  const all = runs.flatMap((run) => run.events.map((event) => ({ run, event })));
-  if (!all.length) place.append(make("li", "none", "quiet"));
-  for (const { run, event } of all.slice(-200).reverse()) {
+// What the log says in words, without what an incident already tells.
+export function events(section, place, runs) {
+  const all = runs.flatMap((run) => {
+    const told = new Set(run.incidents.map((incident) => incident.step));
+    return run.events.filter((event) => !told.has(event.step)).map((event) => ({ run, event }));
+  });
+  section.hidden = !all.length;
+  place.replaceChildren(...all.slice(-200).reverse().map(({ run, event }) => {
     const item = make("li");
     const where = event.step === null || event.step === undefined ? event.kind : `${event.kind} ${show(event.step)}`;
     item.append(make("span", where, LOUD[event.kind] ?? ""), make("span", runs.length > 1 ? `${run.name}: ${event.text}` : event.text));
-    place.append(item);
-  }
-}
-
-export function detail(place, incident) {
-  place.replaceChildren(make("h2", verdictWords(incident)));
-  place.append(make("p", `${incident.action.kind}${incident.action.reason ? `: ${incident.action.reason}` : ""}`));
-  place.append(make("p", `${incident.time} · rank ${incident.rank} of ${incident.world_size}`, "quiet"));
-  const found = incident.location;
-  if (found) {
-    place.append(make("h3", `${found.mechanism} in ${found.op || "a value"} (${found.phase ?? ""})`));
-    place.append(make("p", `${found.file}:${found.line} in ${found.function}${found.module ? `, module ${found.module}` : ""}`, "quiet"));
-    if (found.code?.length) place.append(frame(found.code));
-    if (found.why) place.append(make("p", found.why));
-    if (found.chain?.length) place.append(make("p", `path: ${found.chain.join(" → ")}`, "quiet"));
-    if (found.verified) place.append(make("p", "verified: without this operation the step is finite"));
-    tensors(place, "Inputs and outputs", [...(found.inputs ?? []), ...(found.outputs ?? [])]);
-  }
-  tensors(place, "Tensors", incident.tensors ?? []);
-  tensors(place, "Taps", incident.taps ?? []);
-  readings(place, incident.readings ?? []);
-  for (const note of incident.notes ?? []) place.append(make("p", note, "quiet"));
-}
-
-function verdictWords(incident) {
-  const v = incident.verdict;
-  return `Step ${incident.step.toLocaleString("en")}: ${v.kind}${v.level ? ` ${v.level}` : ""}${v.names?.length ? ` (${v.names.slice(0, 4).join(", ")})` : ""}`;
-}
-
-function frame(lines) {
-  const pre = make("pre");
-  for (const line of lines) {
-    const marked = line.trimStart().startsWith(">");
-    pre.append(make(marked ? "mark" : "span", `${line}\n`));
-  }
-  return pre;
-}
-
-function tensors(place, title, facts) {
-  if (!facts.length) return;
-  table(place, title, ["tensor", "shape", "dtype", "NaN", "+Inf", "−Inf", "finite from", "to", "first bad"], facts.slice(0, 60).map((f) => [
-    f.name, `[${f.shape.join(", ")}]`, f.dtype, show(f.nan), show(f.posinf), show(f.neginf), show(number(f.finite_min)),
-    show(number(f.finite_max)), f.first_bad ? `[${f.first_bad.join(", ")}]` : "",
-  ]));
-}
-
-function readings(place, list) {
-  table(place, "The steps before", ["step", "loss", "gradient norm", "lr", "scale"], list.slice(-12).map((r) => [
-    show(r.step), show(number(r.loss)), show(number(r.grad_norm)), show(number(r.lr)), r.scale === null ? "" : show(number(r.scale)),
-  ]));
-}
-
-function table(place, title, heads, rows) {
-  if (!rows.length) return;
-  const box = make("div", undefined, "scroll");
-  const node = make("table");
-  const head = make("tr");
-  for (const name of heads) head.append(make("th", name));
-  node.append(head);
-  for (const row of rows) {
-    const line = make("tr");
-    for (const cell of row) line.append(make("td", cell));
-    node.append(line);
-  }
-  box.append(node);
-  place.append(make("h3", title), box);
+    return item;
+  }));
 }

@@ -6,6 +6,7 @@ export class Curve {
   constructor(column) {
     this.name = column.name;
     this.role = column.role;
+    this.layer = column.layer;
     this.parts = [];
     let at = 0;
     for (const length of column.lengths) {
@@ -20,17 +21,23 @@ export class Curve {
   }
 
   append(news) {
-    const [steps, values] = this.parts[this.parts.length - 1];
+    const [steps] = this.parts[this.parts.length - 1];
+    let end = steps.length ? steps[steps.length - 1] : -Infinity;
     news.steps.forEach((step, i) => {
-      if (steps.length && step < steps[steps.length - 1]) {
-        this.parts.push([[step], [news.values[i]]]);
-      } else {
-        const part = this.parts[this.parts.length - 1];
-        part[0].push(step);
-        part[1].push(news.values[i]);
-      }
+      if (step < end) this.parts.push([[], []]);
+      const part = this.parts[this.parts.length - 1];
+      part[0].push(step);
+      part[1].push(news.values[i]);
+      end = step;
     });
-    this.bad = this.bad.concat(news.bad);
+    const [first, ...others] = news.bad;
+    const before = this.bad[this.bad.length - 1];
+    // one stretch that goes on is one band, however many messages it came in
+    if (first && before && !Number.isFinite(this.last) && !news.steps.some((step) => step < first[0]) && first[0] >= before[1]) {
+      this.bad = [...this.bad.slice(0, -1), [before[0], first[1], ...[2, 3, 4].map((i) => before[i] + first[i])], ...others];
+    } else {
+      this.bad = this.bad.concat(news.bad);
+    }
     this.last = number(news.last);
     this.lastStep = news.last_step;
     this.total += news.steps.length;
@@ -79,7 +86,7 @@ export function clock(curve) {
 
 export function show(value) {
   if (value === undefined || value === null) return "–";
-  if (!Number.isFinite(value)) return String(value);
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "Inf" : "-Inf";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e12) return value.toLocaleString("en");
   if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2);
@@ -89,4 +96,20 @@ export function show(value) {
 // The same without the zeros at the end, for axes.
 export function brief(value) {
   return show(value).replace(/(\.\d*?)0+(?=$|e)/, "$1").replace(/\.(?=$|e)/, "");
+}
+
+export function duration(seconds) {
+  const s = Math.round(seconds);
+  if (Math.abs(s) < 120) return `${s} s`;
+  if (Math.abs(s) < 7200) return `${Math.floor(s / 60)} min`;
+  return `${(s / 3600).toFixed(1)} h`;
+}
+
+// What a stretch of non-finite values holds, in a word.
+export function kindOf([, , nan, plus, minus]) {
+  return [nan && "NaN", plus && "Inf", minus && "-Inf"].filter(Boolean).join(", ");
+}
+
+export function faded(colour, alpha) {
+  return colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
 }

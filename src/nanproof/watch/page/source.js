@@ -34,6 +34,10 @@ export class Server {
     return (await fetch(`incident/${run}/${key}`)).json();
   }
 
+  async facts(run) {
+    return (await fetch(`facts/${run}`)).json();
+  }
+
   listen(hear, state) {
     const stream = new EventSource("stream");
     stream.onopen = () => state("live");
@@ -58,6 +62,10 @@ export class Inlined {
 
   async incident(run, key) {
     return this.data.incidents[key];
+  }
+
+  async facts(run) {
+    return this.data.facts[run];
   }
 
   listen(hear, state) {

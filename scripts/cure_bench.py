@@ -1,0 +1,152 @@
+"""Cures dying programs, compares with two baselines, and writes the table into docs/cure.md.
+
+python scripts/cure_bench.py --set tune            # the ten programs that the search was tuned on
+python scripts/cure_bench.py --set held            # the ten that it never saw
+python scripts/cure_bench.py --write               # the table of what was measured
+
+Baselines have the same candidates, trials and judge: "random order" takes single changes in random order until one
+passes at the program's own seed, on average over all orders; "lr only" divides the learning rate by 2, 5 and 10. Each
+answer counts only if it holds on three seeds. A `cured` is false if it fails on two of three further seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from nanproof.cure.command import read_command
+from nanproof.cure.judge import judge
+from nanproof.cure.kinds import propose
+from nanproof.cure.pool import open_pool
+from nanproof.cure.search import Plan, Search
+from nanproof.cure.surface import read_surface
+from nanproof.cure.trial import Ran, Trial
+from nanproof.files import make_folder, write_atomic
+from nanproof.records import to_json
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = ROOT / "benchmarks" / "cure"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+NEW_SEEDS = (11, 12, 13)
+
+
+class Measured:
+    """One program: the search, and what the baselines would have answered."""
+
+    def __init__(self, program: Path, out: Path, jobs: int, budget: float) -> None:
+        self.surface = read_surface(read_command(["python", "train.py"]), program)
+        self.out, self.jobs, self.budget = out, jobs, budget
+
+    def run(self, baselines: bool) -> dict[str, object]:
+        with open_pool(self.jobs, None, self.surface.imports()) as pool:
+            self.pool = pool
+            self.search = search = Search(
+                self.surface,
+                Plan(out=self.out, budget=self.budget),
+                pool,
+                tell=_indented,
+            )
+            outcome = search.run()
+            told: dict[str, object] = {
+                "answer": outcome.answer, "died_at": outcome.died_at, "winner": outcome.winner, "cures": outcome.cures,
+                "values": outcome.line.values if outcome.line else "", "trials": outcome.trials,
+                "seconds": outcome.seconds, "told": outcome.told,
+            }  # fmt: skip
+            if outcome.answer == "cured" and outcome.line is not None:
+                runs = self._on(outcome.line.change, NEW_SEEDS)
+                told["new_seeds"] = [r.metric.value if r.metric else None for r in runs]
+                told["held"] = sum(judge(r, search.reference).standing == "cured" for r in runs)
+            if baselines:
+                told |= self._baselines()
+        return told
+
+    def _on(self, change: object, seeds: tuple[int, ...]) -> list[Ran]:
+        trials = [Trial(change=change, seed=s, seed_edit=self.surface.seed(s)) for s in seeds]  # type: ignore[arg-type]
+        return self.pool.run(self.search.bench, trials, float("inf"), lambda trial, ran: None)
+
+    def _baselines(self) -> dict[str, object]:
+        singles = propose(self.search.evidence, self.surface)
+        runs = self.pool.run(
+            self.search.bench, [Trial(change=c) for c in singles], float("inf"), lambda trial, ran: None
+        )
+        own = {c.name: judge(r, self.search.reference).standing for c, r in zip(singles, runs, strict=True)}
+        passing = [c for c in singles if own[c.name] == "cured"]
+        good = []
+        for change in passing:
+            seeds = self.search.seeds[1:]
+            verdicts = [judge(r, self.search.reference) for r in self._on(change, seeds)]
+            if all(v.standing == "cured" for v in verdicts):
+                good.append(change.name)
+        lr = [c.name for c in singles if c.kind == "learning rate" and own[c.name] == "cured"]
+        return {
+            "singles": own, "passing": [c.name for c in passing], "good": good,
+            # in a random order the first that passes is any of the passing ones alike
+            "random": len(good) / len(passing) if passing else 0.0,
+            "random_trials": (len(singles) + 1) / (len(passing) + 1) if passing else len(singles),
+            "lr_only": bool(lr) and lr[0] in good,
+        }  # fmt: skip
+
+
+def _indented(text: str) -> None:
+    print(f"    {text}", flush=True)
+
+
+def write_table(results: Path, page: Path) -> None:
+    rows, sums = [], {"tune": [0, 0.0, 0, 0, 0], "held": [0, 0.0, 0, 0, 0]}
+    for split in ("tune", "held"):
+        for path in sorted((results / split).glob("*.json")):
+            told = json.loads(path.read_text())
+            false = told["answer"] == "cured" and told.get("held", 3) < 2
+            total = sums[split]
+            total[0] += told["answer"] == "cured" and not false
+            total[1] += told.get("random", 0.0)
+            total[2] += bool(told.get("lr_only"))
+            total[3] += false
+            total[4] += 1
+            lr_only = "yes" if told.get("lr_only") else "no"
+            held = f"{told['held']} of 3" if "held" in told else "–"
+            rows.append(
+                f"| {path.stem} | {split} | {told['died_at'] or '–'} | {told['answer']} | {told['winner'] or '–'} | "
+                f"{told['values'] or '–'} | {held} | {told.get('random', 0):.2f} | {lr_only} |"
+            )
+    lines = [
+        "| program | set | dies at | answer | smallest cure | metric on 3 seeds | new seeds | random order | lr only |",
+        "|---|---|---|---|---|---|---|---|---|", *rows, "",
+    ]  # fmt: skip
+    for split, (cured, random, lr, false, count) in sums.items():
+        what = "tuned on" if split == "tune" else "not tuned on"
+        lines.append(f"- {what}: **{cured} of {count} cured**, {false} false; random order {random:.1f}, lr only {lr}.")
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    write_atomic(page, f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=["tune", "held"], dest="split")
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "cure-bench")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--budget", type=float, default=600)
+    parser.add_argument("--no-baselines", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    for split in ("tune", "held") if args.split is None and not args.write else [args.split] if args.split else []:
+        for program in sorted((PROGRAMS / split).iterdir()):
+            if not (program / "train.py").exists() or (args.only and program.name not in args.only):
+                continue
+            print(f"{program.name} …", flush=True)
+            measured = Measured(program, args.out / split / program.name, args.jobs, args.budget)
+            told = measured.run(baselines=not args.no_baselines)
+            print(f"  {told['told']}", flush=True)
+            make_folder(args.out / split)
+            write_atomic(args.out / split / f"{program.name}.json", json.dumps(to_json(told), indent=1))
+    if args.write or args.split is None:
+        write_table(args.out, ROOT / "docs" / "cure.md")
+
+
+if __name__ == "__main__":
+    main()

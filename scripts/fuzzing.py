@@ -1,0 +1,146 @@
+"""Look for inputs that break a reader: ``make fuzz MINUTES=10``, or ``python scripts/fuzzing.py --target pickle``.
+
+Each target runs in a process of its own, first under atheris, which keeps the inputs that reach new code and changes
+them further, then without instruments at full speed on changed copies of what was kept. A child has a limit of memory
+and a watch over what it executes or connects to. Inputs that broke something are kept below ``runs/fuzz``, with the
+line that repeats them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "runs" / "fuzz"
+# Parts of the time: the pickle machine is the one that matters most, and a linter is slow.
+SHARES = {"pickle": 6, "weights": 3, "zip": 2, "safetensors": 2, "legacy": 2}
+
+CHILD = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import atheris
+with atheris.instrument_imports(include=["nanproof"]):
+    from fuzz.targets import TARGETS
+import fuzz.targets
+from pathlib import Path
+fuzz.targets.FOLDER = Path({scratch!r})
+target = TARGETS[{target!r}]
+fuzz.targets.warm_up()
+target(b"")  # what is imported when it is needed is here now
+FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class",
+             "socket.connect", "ctypes.dlopen", "shutil.rmtree")
+def watch(event, args):
+    if event in FORBIDDEN:
+        print("VIOLATION", event, str(args)[:200], file=sys.stderr, flush=True)
+        os._exit(99)
+atheris.Setup([sys.argv[0], *{options!r}], target)
+sys.addaudithook(watch)
+atheris.Fuzz()
+"""
+
+
+def run(target: str, seconds: float, folder: Path, seed: int) -> dict[str, int]:
+    """One target for some time: how many inputs it had, what it covers, and how many broke it."""
+    found = guide(target, seconds * 0.25, folder)
+    command = [sys.executable, "-m", "fuzz.mutate", target, str(folder / target), str(seconds * 0.75), str(seed)]
+    child = subprocess.run(
+        [*command, str(folder / f"{target}-files")], capture_output=True, text=True, timeout=seconds + 300,
+        cwd=ROOT / "tests", env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+    last = json.loads((child.stdout.splitlines() or ["{}"])[-1])
+    if child.returncode or "inputs" not in last:
+        found["broken"] += 1
+        (OUT / f"{target}.log").write_text(child.stdout[-20_000:] + child.stderr[-20_000:])
+        print(f"{target}, seed {seed}: {last.get('broken')}; see {OUT / target}.log", flush=True)
+    found["inputs"] += last.get("inputs", 0)
+    return found
+
+
+def guide(target: str, seconds: float, folder: Path) -> dict[str, int]:
+    """The first half, under atheris."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from fuzz.seeds import DICTIONARY, write
+
+    corpus, scratch = folder / target, folder / f"{target}-files"
+    scratch.mkdir(parents=True)
+    write(target, corpus)
+    words = folder / "words.dict"
+    words.write_text("".join(f'"{w}"\n' for w in DICTIONARY))
+    OUT.mkdir(parents=True, exist_ok=True)
+    options = [
+        str(corpus), f"-dict={words}", f"-max_total_time={int(seconds)}", f"-artifact_prefix={OUT}/{target}-",
+        "-rss_limit_mb=2048", "-timeout=25", "-max_len=4096", "-print_final_stats=1", "-verbosity=1",
+    ]  # fmt: skip
+    code = CHILD.format(tests=str(ROOT / "tests"), target=target, scratch=str(scratch), options=options)
+    command = [sys.executable, "-c", code]
+    child = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=seconds + 300, cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+    said = child.stdout + child.stderr
+    count = re.findall(r"stat::number_of_executed_units: (\d+)", said) or re.findall(r"^#(\d+)", said, re.M)
+    covered = re.findall(r"cov: (\d+)", said)
+    broken = int(child.returncode != 0)
+    if broken:
+        (OUT / f"{target}.log").write_text(said[-20_000:])
+        print(f"{target}: see {OUT / target}.log; {said.strip().splitlines()[-1][:200]}", flush=True)
+    return {
+        "inputs": int(count[-1]) if count else 0, "edges": int(covered[-1]) if covered else 0,
+        "corpus": len(list(corpus.iterdir())), "broken": broken,
+    }  # fmt: skip
+
+
+def keep(target: str, corpus: Path, most: int = 40) -> None:
+    """The smallest of the inputs that reached new code, for the tests."""
+    found = sorted((p.read_bytes() for p in corpus.iterdir() if 0 < p.stat().st_size <= 300), key=len)[::-1]
+    step = max(1, len(found) // most)
+    path = ROOT / "tests" / "fuzz" / "corpus" / f"{target}.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(data.hex() + "\n" for data in found[::step][:most]))
+
+
+def main() -> None:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from fuzz.targets import TARGETS
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--target", choices=sorted(TARGETS), action="append")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--keep", action="store_true", help="keep interesting inputs in tests/fuzz/corpus")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/reliability.md")
+    options = parser.parse_args()
+    chosen = options.target or list(TARGETS)
+    parts = sum(SHARES.get(t, 1) for t in chosen)
+    total = dict.fromkeys(("inputs", "edges", "corpus", "broken"), 0)
+    rows = ["| target | inputs | edges covered | inputs kept | broken |", "|---|---|---|---|---|"]
+    print("\n".join(rows), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for target in chosen:
+            seconds = options.minutes * 60 * SHARES.get(target, 1) / parts
+            found = run(target, seconds, Path(folder), options.seed)
+            rows.append(f"| {target} | " + " | ".join(f"{n:,}" for n in found.values()) + " |")
+            print(rows[-1], flush=True)
+            total = {k: total[k] + found[k] for k in total}
+            if options.keep:
+                keep(target, Path(folder) / target)
+    rows.append("| all | " + " | ".join(f"{n:,}" for n in total.values()) + " |")
+    print(rows[-1])
+    if options.write:
+        from written import write_table
+
+        write_table("reliability.md", "fuzz", "\n".join(rows))
+    if total["broken"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

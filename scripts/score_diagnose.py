@@ -1,0 +1,202 @@
+"""How often diagnose names the confirmed cause, and what its words of confidence are worth.
+
+    scripts/score_diagnose.py SET... [--half dev|kept|all] [--misses] [--commands] [--write docs/diagnose.md]
+
+A SET is a JSON-lines file of described incidents, a directory of run folders with truth.json, or folders packed in a
+text file. Diagnose never sees the confirmed cause. Two baselines are printed beside it: a random order of the causes,
+and the most common cause of the other cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "diagnosing"))
+
+from folders import Folder, load_folders  # noqa: E402
+
+from nanproof.diagnosing import Diagnosis, diagnose, diagnose_evidence  # noqa: E402
+from nanproof.diagnosing.causes import all_causes  # noqa: E402
+from nanproof.diagnosing.described import FIELDS, read_description  # noqa: E402
+
+WORDS = ("strong", "likely", "possible")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One scored answer."""
+
+    name: str
+    accept: tuple[str, ...]
+    diagnosis: Diagnosis
+    failed: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [c.name for c in self.diagnosis.causes]
+
+    @property
+    def first(self) -> bool:
+        return bool(self.names) and self.names[0] in self.accept
+
+    @property
+    def in_three(self) -> bool:
+        return any(c.name in self.accept and c.evidence for c in self.diagnosis.causes[:3])
+
+    @property
+    def word(self) -> str:
+        return self.diagnosis.causes[0].confidence if self.diagnosis.causes else "possible"
+
+    @property
+    def wrong(self) -> bool:
+        """Sure of itself, and wrong."""
+        return self.word != "possible" and not self.first
+
+    @property
+    def all_clear(self) -> bool:
+        """Says that nothing is wrong, of a run that is broken."""
+        return "benign" not in self.accept and self.diagnosis.benign
+
+    @property
+    def unseen(self) -> bool:
+        """Cannot tell whether the run broke."""
+        return "benign" not in self.accept and not self.diagnosis.benign and not self.diagnosis.broke
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sets", nargs="+", type=Path)
+    parser.add_argument("--half", choices=("dev", "kept", "all"), default="all", help="of packed folders")
+    parser.add_argument("--misses", action="store_true", help="print each case whose cause does not come first")
+    parser.add_argument("--commands", action="store_true", help="run every command that is printed, in a copy")
+    parser.add_argument("--write", type=Path, help="put the reliability table into this page")
+    options = parser.parse_args()
+    tables = []
+    everything: list[Case] = []
+    halves = ("dev", "kept") if options.half == "all" else (options.half,)
+    for path, half in [(p, h) for p in options.sets for h in (halves if p.suffix == ".txt" else halves[:1])]:
+        cases = list(_cases(path, half, options.commands))
+        if not cases:
+            print(f"no cases in {path}")
+            return 2
+        everything += cases
+        label = f"{path.name}{f' ({half})' if path.suffix == '.txt' else ''}"
+        print(f"\n{label}")
+        print("\n".join(_report(cases, misses=options.misses, commands=options.commands)))
+        tables.append((label, cases))
+    if options.write is not None:
+        _write(options.write, tables)
+    return int(any(c.failed or c.all_clear for c in everything))
+
+
+def _cases(path: Path, half: str, commands: bool) -> Iterator[Case]:
+    if path.suffix == ".jsonl":
+        for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
+            incident = json.loads(line)
+            cause = incident.get("confirmed_cause") or incident["cause"]
+            evidence, _ = read_description({k: incident[k] for k in FIELDS if k in incident})
+            yield Case(name=incident.get("id", "?"), accept=(cause,), diagnosis=diagnose_evidence(evidence))
+        return
+    for folder in load_folders(path, half=half):  # type: ignore[arg-type]
+        yield _diagnose(folder, commands)
+
+
+def _diagnose(folder: Folder, commands: bool) -> Case:
+    with tempfile.TemporaryDirectory() as scratch:
+        root = folder.write(Path(scratch, "run"))
+        diagnosis = diagnose(root)
+        failed = tuple(_failing(root)) if commands else ()
+        return Case(name=folder.name, accept=folder.accept, diagnosis=diagnosis, failed=failed)
+
+
+def _failing(root: Path) -> Iterator[str]:
+    """The printed commands that fail, typed as they stand in a copy of the folder."""
+    told = subprocess.run(
+        [sys.executable, "-m", "nanproof", "diagnose", ".", "--json"], cwd=root, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    answer = json.loads(told.stdout)
+    for command in answer["commands"]:
+        if command.startswith("nanproof run "):
+            continue  # starts the user's own training; its script is checked by diagnose itself
+        copy = root.with_name("copy")
+        shutil.copytree(root, copy)
+        words = command.replace("nanproof ", f"{sys.executable} -m nanproof ", 1)
+        done = subprocess.run(words, shell=True, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+        shutil.rmtree(copy)
+        if done.returncode not in (0, 1) or not (done.stdout + done.stderr).strip():
+            yield f"{command} → {done.returncode}: {done.stderr.strip()[-200:]}"
+
+
+def _report(cases: list[Case], *, misses: bool, commands: bool) -> Iterator[str]:
+    total = len(cases)
+    for case in cases:
+        if misses and (not case.first or case.failed or case.all_clear or case.unseen):
+            place = next((i + 1 for i, n in enumerate(case.names) if n in case.accept), 0)
+            clear = ", FALSE ALL-CLEAR" if case.all_clear else ", not seen as broken" if case.unseen else ""
+            yield f"  {case.name:<8} {case.accept[0]} came {place or 'not at all'}; first: {', '.join(case.names[:3])} ({case.word}){clear}"  # noqa: E501
+            yield from (f"           failed: {f}" for f in case.failed)
+    random_order, common = _baselines(cases)
+    first, three = sum(c.first for c in cases), sum(c.in_three for c in cases)
+    yield f"  {total} cases: top-1 {first / total:.0%}, top-3 with evidence {three / total:.0%}"
+    yield f"  baselines, top-1: random order {random_order:.0%}, most common cause {common:.0%}"
+    sure = [c for c in cases if c.word != "possible"]
+    wrong = sum(c.wrong for c in cases)
+    yield f"  confidently wrong {wrong} of {len(sure)}, {wrong / total:.1%} of all"
+    for word in WORDS:
+        mine = [c for c in cases if c.word == word]
+        yield f"  {word}: right in {sum(c.first for c in mine)} of {len(mine)}"
+    unseen = sum(c.unseen for c in cases)
+    yield f"  false all-clears {sum(c.all_clear for c in cases)}, not seen as broken {unseen}"
+    if commands:
+        yield f"  commands that fail {sum(len(c.failed) for c in cases)}"
+
+
+def _baselines(cases: list[Case]) -> tuple[float, float]:
+    """Top-1 of a random order (mean of 200), and of naming the most common cause of the other cases."""
+    names = [c.name for c in all_causes()]
+    dice = random.Random(0)
+    rounds = [sum(dice.choice(names) in c.accept for c in cases) for _ in range(200)]
+    counts = Counter(c.accept[0] for c in cases)
+    right = 0
+    for case in cases:
+        others = counts - Counter([case.accept[0]])
+        right += bool(others) and max(others, key=lambda n: (others[n], n)) in case.accept
+    return sum(rounds) / len(rounds) / len(cases), right / len(cases)
+
+
+START, STOP = "<!-- reliability: written by scripts/score_diagnose.py -->", "<!-- end of reliability -->"
+
+
+def _write(page: Path, tables: list[tuple[str, list[Case]]]) -> None:
+    lines = [START, "", "| set | cases | top-1 | top-3 with evidence | strong | likely | random | most common |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for label, cases in tables:
+        by: dict[str, list[Case]] = defaultdict(list)
+        for case in cases:
+            by[case.word].append(case)
+        words = [f"{sum(c.first for c in by[w])} of {len(by[w])} right" for w in ("strong", "likely")]
+        random_order, common = _baselines(cases)
+        first, three = sum(c.first for c in cases) / len(cases), sum(c.in_three for c in cases) / len(cases)
+        lines.append(
+            f"| {label} | {len(cases)} | {first:.0%} | {three:.0%} | {words[0]} | {words[1]} | {random_order:.0%} "
+            f"| {common:.0%} |"
+        )
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    page.write_text(before + "\n".join([*lines, "", STOP]) + rest.partition(STOP)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""How well the rules do on the project's own labelled files: `python scripts/score_lint.py [FIXTURE …]`.
+
+`--judged` prints the precision per rule over public code, from the findings that were read and judged one by one
+(tests/linting/judged.tsv: repository, commit, path, line, rule, verdict, and whether the repository was used for
+tuning, only for measuring, or was linted for the first time). `--docs` writes the same table into docs/lint.md.
+`--repos FOLDER` lints checkouts named `owner+name` and scores what is found today against the judgments.
+
+A line that must be reported ends with ``# error: NP301`` (several codes: ``# error: NP301, NP105``); any other finding
+is a false alarm. ``# miss: NP301`` marks a mistake that the rule knowingly does not find: it counts against recall. A
+fixture is linted by all rules that are on by default, and by the rule that its name begins with.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanproof.linting import lint
+from nanproof.linting.catalogue import everything, is_default
+from nanproof.linting.engine import Linter
+from nanproof.linting.settings import Settings, choose_rules
+
+FOLDER = Path(__file__).parent.parent / "tests" / "linting" / "fixtures"
+_MARK = re.compile(r"#\s*(error|miss):\s*(NP\d{3}(?:\s*,\s*NP\d{3})*)")
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Places (code and line) that were found rightly, wrongly, not at all though marked, and known to be missed."""
+
+    right: frozenset[Place] = frozenset()
+    false: frozenset[Place] = frozenset()
+    missed: frozenset[Place] = frozenset()
+    known: frozenset[Place] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The sums over several files."""
+
+    right: int
+    false: int
+    missed: int
+    """Recorded misses included."""
+
+    @property
+    def precision(self) -> float:
+        return self.right / max(1, self.right + self.false)
+
+    @property
+    def recall(self) -> float:
+        return self.right / max(1, self.right + self.missed)
+
+
+def fixtures() -> list[Path]:
+    return sorted(FOLDER.glob("*.py"))
+
+
+def marks(text: str, kind: str = "error") -> dict[int, list[str]]:
+    """The codes that each line is marked with.
+
+    >>> marks("a\\nb  # error: NP301, NP105\\n")
+    {2: ['NP105', 'NP301']}
+    """
+    found: dict[int, set[str]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        for word, codes in _MARK.findall(line):
+            if word == kind:
+                found.setdefault(number, set()).update(c.strip() for c in codes.split(","))
+    return {n: sorted(codes) for n, codes in found.items()}
+
+
+def score(path: Path) -> Score:
+    """What the rules find in one file against its marks."""
+    text = path.read_text(encoding="utf-8")
+    own = path.stem[:5].upper()
+    rules = {r.code: r for r in choose_rules([], [])}
+    rules |= {r.code: r for r in choose_rules(["ALL"], []) if r.code == own}
+    linter = Linter([], tuple(rules.values()), Settings())
+    found = {(p.finding.code, p.finding.line) for p in linter.data(Path(path.name), path.read_bytes()).problems}
+    wanted = {(code, line) for line, codes in marks(text).items() for code in codes}
+    known = {(code, line) for line, codes in marks(text, "miss").items() for code in codes}
+    return Score(
+        right=frozenset(found & wanted), false=frozenset(found - wanted), missed=frozenset(wanted - found),
+        known=frozenset(known - found),
+    )  # fmt: skip
+
+
+def total(paths: Sequence[Path]) -> Total:
+    scores = [score(p) for p in paths]
+    return Total(
+        sum(len(s.right) for s in scores), sum(len(s.false) for s in scores),
+        sum(len(s.missed) + len(s.known) for s in scores),
+    )  # fmt: skip
+
+
+JUDGED = FOLDER.parent / "judged.tsv"
+PAGE = Path(__file__).parent.parent / "docs" / "lint.md"
+BEGIN, END = "<!-- precision: written by scripts/score_lint.py --docs -->", "<!-- end of precision -->"
+VERDICTS = ("true", "arguable", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """What reading one finding in public code said about it."""
+
+    repo: str
+    commit: str
+    path: str
+    line: int
+    rule: str
+    verdict: str
+    use: str
+    """"tune", "measure", "fresh" (linted for the first time when judged), or "mended" (of those, no longer found)."""
+
+
+def judgments() -> list[Judgment]:
+    rows = [line.split("\t") for line in JUDGED.read_text(encoding="utf-8").splitlines()[1:]]
+    return [Judgment(r[0], r[1], r[2], int(r[3]), r[4], r[5], r[6]) for r in rows]
+
+
+def table(found: Sequence[Judgment]) -> list[str]:
+    """Markdown: one row for each rule, most findings first, then the sums."""
+    default = {r.code for r in everything() if is_default(r)}
+    first, found = [j for j in found if j.use in ("fresh", "mended")], [j for j in found if j.use != "mended"]
+    rules = sorted({j.rule for j in found}, key=lambda c: (-sum(j.rule == c for j in found), c))
+    lines = ["| rule | true | arguable | false | true, % | by default |", "|---|---|---|---|---|---|"]
+    for code in rules:
+        lines.append(_row(code, [j for j in found if j.rule == code], "on" if code in default else "off"))
+    for use, words in (("tune", "repositories for tuning"), ("measure", "repositories for measuring only")):
+        kept = [j for j in found if j.use == use and j.rule in default]
+        lines.append(_row(f"on by default, {words}", kept, ""))
+    lines.append(_row(f"{len({j.repo for j in first})} further repositories, at first sight", first, ""))
+    lines.append(_row("the same, what is still found", [j for j in first if j.use == "fresh"], ""))
+    return lines
+
+
+def _row(name: str, found: Sequence[Judgment], state: str) -> str:
+    counts = [sum(j.verdict == v for j in found) for v in VERDICTS]
+    share = f"{100 * counts[0] / len(found):.0f}" if found else "–"
+    return f"| {name} | {counts[0]} | {counts[1]} | {counts[2]} | {share} | {state} |"
+
+
+def precision_text() -> str:
+    found = judgments()
+    repos = len({j.repo for j in found})
+    words = f"{len(found)} findings in {repos} public repositories, judged by reading the code (copies of it once):"
+    return "\n".join([BEGIN, words, "", *table(found), END])
+
+
+def write_page() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    start, end = text.index(BEGIN), text.index(END) + len(END)
+    PAGE.write_text(text[:start] + precision_text() + text[end:], encoding="utf-8")
+
+
+def score_repos(folder: Path) -> None:
+    """What is found today in checkouts, as far as it was judged."""
+    known = {(j.repo, j.path, j.line, j.rule): j for j in judgments()}
+    for repo in sorted({j.repo for j in known.values()}):
+        place = folder / repo.replace("/", "+")
+        if not place.is_dir():
+            print(f"{repo}: no checkout")
+            continue
+        today = {(repo, Path(f.path).relative_to(place).as_posix(), f.line, f.code) for f in lint(place)}
+        counts = [sum(k in known and known[k].verdict == v for k in today) for v in VERDICTS]
+        print(
+            f"{repo}: {counts[0]} true, {counts[1]} arguable, {counts[2]} false, {len(today - known.keys())} not judged"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--judged"]:
+        print(precision_text())
+        return 0
+    if arguments[:1] == ["--docs"]:
+        write_page()
+        return 0
+    if arguments[:1] == ["--repos"]:
+        score_repos(Path(arguments[1]))
+        return 0
+    paths = [Path(a) for a in arguments] or fixtures()
+    for path in paths:
+        result = score(path)
+        print(f"{path.stem:<40} right {len(result.right):>3}  false {len(result.false):>2}  "
+              f"missed {len(result.missed):>2}  known misses {len(result.known):>2}")  # fmt: skip
+        for code, line in sorted(result.false, key=lambda p: p[1]):
+            print(f"    {path.name}:{line}: {code} is reported, but not marked")
+        for code, line in sorted(result.missed, key=lambda p: p[1]):
+            print(f"    {path.name}:{line}: {code} is marked, but not reported")
+    sums = total(paths)
+    print(f"{len(paths)} files: precision {sums.precision:.3f}, recall {sums.recall:.3f} "
+          f"({sums.right} right, {sums.false} false, {sums.missed} missed, recorded misses included)")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""Random states and buffers at one moment, so that a step can be undone or replayed.
+
+>>> import torch
+>>> model = torch.nn.BatchNorm1d(2)
+>>> state = CapturedState(buffer_slots(model)); state.capture()
+>>> _ = model(torch.randn(4, 2)), torch.rand(3)
+>>> state.restore(); model.running_mean.tolist()
+[0.0, 0.0]
+
+One implementation serves the state before a step, snapshots and replays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .rng import random_states, set_random_states
+
+Slot = tuple[str, nn.Module, str]
+"""A buffer's full name, the module that holds it, and its name there."""
+
+
+def buffer_slots(model: nn.Module) -> list[Slot]:
+    """Every buffer of a model, as the place that holds it."""
+    return [(f"{n}.{k}".lstrip("."), m, k) for n, m in model.named_modules() for k in m._buffers]
+
+
+class CapturedState:
+    """Copies go into memory that is allocated once and reused by the next capture."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._slots = slots
+        self._held: list[Tensor | None] = []
+        self._copies: list[Tensor] = []
+        self._random: dict[str, Any] | None = None
+
+    @property
+    def taken(self) -> bool:
+        return self._random is not None
+
+    @property
+    def random(self) -> dict[str, Any]:
+        assert self._random is not None
+        return self._random
+
+    def capture(self) -> None:
+        """Remember this moment."""
+        self._held = [m._buffers.get(k) for _, m, k in self._slots]
+        present = [b for b in self._held if b is not None]
+        same = len(present) == len(self._copies) and all(
+            c.shape == b.shape and c.dtype == b.dtype and c.device == b.device
+            for c, b in zip(self._copies, present, strict=True)
+        )
+        if not same:
+            self._copies = [b.detach().clone() for b in present]
+        elif present:
+            torch._foreach_copy_(self._copies, present)
+        self._random = random_states()
+
+    def forget(self) -> None:
+        self._random = None
+
+    def restore(self) -> None:
+        """Go back to it; a buffer that was replaced since is put back as the same object."""
+        self.restore_buffers()
+        set_random_states(self.random)
+
+    def restore_buffers(self) -> None:
+        for (_, module, key), held in zip(self._slots, self._held, strict=True):
+            if module._buffers.get(key) is not held:
+                module._buffers[key] = held
+        present = [b for b in self._held if b is not None]
+        if present:
+            with torch.no_grad():
+                torch._foreach_copy_(present, self._copies)
+
+    def select_buffers(self, good: Tensor) -> None:
+        """Keep the new buffers where ``good``, else these; decided on the device."""
+        present = [b for b in self._held if b is not None]
+        with torch.no_grad():
+            for buffer, copy in zip(present, self._copies, strict=True):
+                torch.where(good, buffer, copy, out=buffer)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The captured buffers by name, for an incident's bundle."""
+        names = [n for (n, _, _), held in zip(self._slots, self._held, strict=True) if held is not None]
+        return dict(zip(names, self._copies, strict=True))

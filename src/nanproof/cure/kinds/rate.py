@@ -1,0 +1,44 @@
+"""A smaller learning rate, of all parameters or of one group; the floor of the schedule keeps its ratio to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...config.proposals import nice
+from ..change import Change
+from ..evidence import Evidence
+from ..surface import Surface
+
+_GROUP = re.compile(r"(^|[._])lr_(scale|mult|multiplier|factor)$", re.I)
+FACTORS = ((2, 1.0), (5, 1.5), (10, 2.0))
+
+
+def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
+    yield from _groups(surface)
+    held = next((v for v in surface.meaning.all("lr") if v.known and v.number), None)
+    if held is None or held.number is None:
+        return
+    low = next((v for v in surface.meaning.all("min_lr") if v.known and v.number and "ratio" not in v.name), None)
+    for by, size in FACTORS:
+        edits = [surface.edit(held, nice(held.number / by))]
+        if low is not None and low.number is not None:
+            edits.append(surface.edit(low, nice(low.number / by)))
+        if all(edits):
+            yield Change(
+                name=f"lr/{by}", kind="learning rate", size=size, edits=tuple(e for e in edits if e),
+                why=f"shorter steps: {held.label} {held.number:g} → {nice(held.number / by):g}",
+            )  # fmt: skip
+
+
+def _groups(surface: Surface) -> Iterator[Change]:
+    """A group of parameters that learns many times faster than the others."""
+    for held in surface.settings:
+        if held.known and held.number is not None and held.number > 1 and _GROUP.search(held.key):
+            for after, size in ((nice(held.number / 10), 0.8), (1.0, 1.0)):
+                edit = surface.edit(held, after)
+                if edit is not None and after >= 1:
+                    yield Change(
+                        name=f"{held.name}={after:g}", kind="group rate", size=size, edits=(edit,),
+                        why=f"one group of parameters takes steps {held.number:g} times as long as the others",
+                    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""What a search has found: the answer, a line for every candidate, the smallest cure. Its JSON form is documented."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .change import Change
+from .judge import Answer, Standing
+from .metric import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One candidate: a row of the table."""
+
+    change: Change
+    standing: Standing
+    why: str
+    died_at: int | None
+    steps: int
+    loss: float
+    metrics: tuple[Metric, ...]
+    """One for each seed that was run to the end."""
+    cost: float
+    """Time of a step, as a multiple of the original's; NaN when that died too soon to tell."""
+    step_seconds: float
+    skipped: int
+    trials: tuple[str, ...]
+    """Folders below ``trials/``."""
+    part: str = ""
+    """Which training of the program this is about; '' for the only one."""
+
+    @property
+    def values(self) -> str:
+        """The metric on every seed."""
+        return ", ".join(f"{m.value:.3f}" for m in self.metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The answer to "what cures this run?"."""
+
+    answer: Answer
+    healthy: bool
+    """The original itself trains: there is nothing to cure."""
+    command: str
+    died_at: int | None
+    why: str
+    """The located operation, or the verdict of the guard."""
+    lines: tuple[Line, ...]
+    """The original first, then the candidates, the best first."""
+    winner: str | None
+    """The smallest cure; or, when nothing cures, the best of what lives."""
+    trials: int
+    seconds: float
+    seeds: tuple[int, ...]
+    schedule: int | None
+    horizon: int | None
+    remedy: str | None = None
+    """The winner as a command."""
+    diff: str = ""
+    """The winner as a difference of files."""
+    written: tuple[str, ...] = ()
+    """Files that were written for it."""
+    report: str | None = None
+
+    @property
+    def line(self) -> Line | None:
+        """The winner's line."""
+        return next((line for line in self.lines if line.change.name == self.winner), None)
+
+    @property
+    def cures(self) -> tuple[str, ...]:
+        """All changes that cure, the smallest first."""
+        return tuple(line.change.name for line in self.lines if line.standing == "cured")
+
+    @property
+    def told(self) -> str:
+        """The answer in one sentence."""
+        line = self.line
+        if self.healthy:
+            return "nothing to cure: the original trains"
+        if line is None:
+            return "none: nothing tried brings it back to life"
+        values = f": {line.metrics[0].name} {line.values}" if line.metrics else ""
+        chance = line.metrics[0].chance if line.metrics else None
+        beside = f" (chance {chance:.3g})" if chance is not None else ""
+        if self.answer == "cured":
+            seeds = f" on {len(line.metrics)} seeds" if len(line.metrics) > 1 else ""
+            return f"cured by {line.change.name}{values}{beside}{seeds}"
+        loss = f", loss {line.loss:.4g}" if not line.metrics and math.isfinite(line.loss) else ""
+        return f"{self.answer}: nothing tried cures it; the best was {line.change.name}{values}{beside}{loss}"
+
+
+def answer_of(standing: Standing | None) -> Answer:
+    """The answer that a winner's standing makes."""
+    if standing in ("cured", "alive, learning", "alive, not learning"):
+        return standing
+    return "none"

@@ -1,0 +1,214 @@
+"""The commands that a diagnosis prints: complete, with real paths, and tried out before they are printed.
+
+>>> commands = Commands(None)
+>>> commands.for_cause("masked-row", ())
+('nanproof explain masked-row',)
+
+A command is only given when it does something here: lint where the rule fires, harden where a setting changes, scan of
+a checkpoint that exists, run of a script that can start. ``nanproof explain`` is what remains.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config.hardening import harden
+from ..config.launch import read_launch
+from ..config.source import Source
+from ..errors import NanproofError
+from .evidence import Fact
+
+if TYPE_CHECKING:
+    from .run import Run
+
+HARDENED = ("fp16-overflow", "double-fp16", "lr-too-high", "warmup", "loss-scale-collapse", "optimizer-eps-beta",
+            "logger-masks-nan", "amp-misuse", "arch-instability", "distributed-desync")  # fmt: skip
+"""Causes that a change of the config can repair."""
+FROM_DATA = ("bad-data", "empty-target-mean", "label-out-of-range", "ctc-infeasible", "data-distribution-spike")
+FROM_CHECKPOINTS = (
+    "corrupted-checkpoint", "scheduler-state-on-resume", "uninitialised-params", "loss-scale-collapse",
+    "data-distribution-spike",
+)  # fmt: skip
+MOST = 3
+
+
+class Commands:
+    """Builds commands for one run, relative to the current directory."""
+
+    def __init__(
+        self, run: Run | None, paths: Iterable[str | os.PathLike[str]] = (), *,
+        stated: Mapping[str, object] | None = None, described: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._given = [_path(p) for p in paths]
+        self._given += [f"--evidence {_path(described)}"] if described is not None else []
+        self._given += [f"--fact {shlex.quote(f'{name}={value}')}" for name, value in (stated or {}).items()]
+
+    def for_cause(self, name: str, facts: Iterable[Fact]) -> tuple[str, ...]:
+        """What repairs this cause, or shows it more closely; never empty."""
+        found = dict.fromkeys([*self._specific(name, list(facts)), f"nanproof explain {name}"])
+        return tuple(found)[:MOST]
+
+    def guard(self) -> str:
+        """``nanproof run`` with the command line that started the run, if that can be started here."""
+        if self._run is None:
+            return ""
+        for script, arguments in self._launches():
+            if _can_start(script, arguments):
+                return shlex.join(["nanproof", "run", _path(script), *arguments])
+        return ""
+
+    def ask(self, fact: str, answer: str) -> str:
+        """The command that answers a question: the guarded run finds out by itself, or the user says it."""
+        return self.guard() or " ".join(["nanproof diagnose", *self._given, f"--fact {fact}={shlex.quote(answer)}"])
+
+    def _specific(self, name: str, facts: list[Fact]) -> Iterator[str]:
+        run = self._run
+        if run is None:
+            return
+        for incident in run.places.incidents[:1]:
+            if any(f.where.startswith("incident ") for f in facts):
+                yield f"nanproof locate {_path(incident.parent)}"
+        yield from self._lint(facts)
+        if name in FROM_DATA:
+            names = [str(f.value) for f in run.part.facts if f.name == "data-file"]
+            for file in run.places.data:
+                if any(str(file).endswith(n) for n in names):
+                    yield f"nanproof diagnose --data {_path(file)}"
+                    break
+        if name in HARDENED:
+            yield from self._harden(name)
+        if name in FROM_CHECKPOINTS and run.reports:
+            bad = next((r for r in run.reports if not r.ok), run.reports[-1])
+            yield f"nanproof scan {_path(bad.path)}"
+
+    def _lint(self, facts: list[Fact]) -> Iterator[str]:
+        assert self._run is not None
+        by_file: dict[str, list[str]] = {}
+        for fact in facts:
+            if fact.name == "lint":
+                by_file.setdefault(fact.where.rpartition(":")[0], []).append(str(fact.value))
+        for file, codes in list(by_file.items())[:1]:
+            path = self._run.places.root / file
+            if path.is_file():
+                yield f"nanproof lint {_path(path)} --select {','.join(sorted(set(codes)))}"
+
+    def _harden(self, cause: str) -> Iterator[str]:
+        assert self._run is not None
+        card = self._run.in_force.get("gpu")
+        gpu = str(card.value) if card is not None else ""
+        tried = [c.path for c in self._run.configs if c.kind != "shell"] + [
+            c.path for c in self._run.configs if c.kind == "shell"
+        ]
+        for path in dict.fromkeys([*tried, *self._run.places.code[:20]]):
+            for facts in ([{"cause": cause, "gpu": gpu}] if gpu else []) + [{"cause": cause}]:
+                try:
+                    changed = bool(harden(path, facts=facts).changes)
+                except (NanproofError, OSError, ValueError):
+                    continue
+                if changed:
+                    words = [f"--fact {shlex.quote(f'{k}={v}')}" for k, v in facts.items()]
+                    yield " ".join(["nanproof harden", _path(path), *words])
+                    return
+
+    def _launches(self) -> Iterator[tuple[Path, list[str]]]:
+        """Scripts with their arguments: of launch scripts, then of training scripts without any."""
+        assert self._run is not None
+        places = self._run.places
+        for config in self._run.configs:
+            if config.kind != "shell":
+                continue
+            try:
+                text = config.path.read_text(encoding="utf-8", errors="replace")
+                names = read_launch(Source(str(config.path), text)).scripts
+            except (OSError, NanproofError):
+                continue
+            for name in names[:1]:
+                script = next((p for p in (places.root / name, config.path.parent / name) if p.is_file()), None)
+                arguments = _arguments(text, name)
+                if script is not None and arguments is not None:
+                    yield script, arguments
+        for script in sorted(places.code, key=lambda p: (len(p.parts), not p.name.startswith("train"), p.name)):
+            if script.stem.startswith(("train", "main", "finetune", "pretrain", "run")):
+                yield script, []
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    """A path as one would type it here."""
+    shown = os.path.relpath(path)
+    return shlex.quote(shown if not shown.startswith("../..") else str(Path(path).absolute()))
+
+
+def _arguments(text: str, script: str) -> list[str] | None:
+    """The words behind the script on its line; None when they need a shell to be understood."""
+    joined = text.replace("\\\n", " ")
+    for line in joined.splitlines():
+        if script in line and not line.lstrip().startswith("#"):
+            rest = line.partition(script)[2]
+            if any(c in rest for c in "$`|<>;&*"):
+                return None
+            try:
+                return shlex.split(rest)
+            except ValueError:
+                return None
+    return None
+
+
+def _can_start(script: Path, arguments: list[str]) -> bool:
+    """Whether a script has what it needs: it trains, its names are defined, its modules are installed."""
+    try:
+        text = script.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+    if not (".backward(" in text or ".train()" in text or ".fit(" in text or ".learn(" in text):
+        return False
+    if "required=True" in text.replace(" ", "") and not arguments:
+        return False
+    defined, used, star = _names(tree)
+    if not star and used - defined - set(dir(builtins)) - {"__file__", "__name__", "__doc__"}:
+        return False
+    return all(_importable(module, script.parent) for module in _modules(tree))
+
+
+def _names(tree: ast.AST) -> tuple[set[str], set[str], bool]:
+    defined: set[str] = set()
+    used: set[str] = set()
+    star = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            star = star or any(a.name == "*" for a in node.names)
+            defined |= {(a.asname or a.name).partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            defined.add(node.name)
+    return defined, used, star
+
+
+def _modules(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name.partition(".")[0] for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _importable(module: str, folder: Path) -> bool:
+    if (folder / module).is_dir() or (folder / f"{module}.py").is_file():
+        return True
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,316 @@
+"""A run and all its files as one body of evidence."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ..checkpoint.config import differences
+from ..checkpoint.report import ScanReport
+from ..logs import Series
+from ..logs.timeline import timeline
+from .diagnosis import Looked, Moment
+from .evidence import Fact
+from .sources.checkpoints import Began, read_checkpoints, restored_rate
+from .sources.code import read_code
+from .sources.code_signs import signs_of
+from .sources.configs import Config, find_configs, read_configs
+from .sources.data import read_data
+from .sources.environment import read_environment
+from .sources.in_force import (
+    CODE,
+    COMMAND,
+    CONFIG,
+    LOG,
+    RUN_CONFIG,
+    InForce,
+    Setting,
+    head_of,
+    read_header,
+    read_python,
+    read_settings,
+    read_versions_in,
+)  # fmt: skip
+from .sources.incidents import read_incidents
+from .sources.logs import name_in, rate_in_force, read_logs
+from .sources.part import Part, join
+from .sources.places import Places, find_places
+from .useless import find_useless
+
+T = TypeVar("T")
+MAX_CODE = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything that the files of a run say."""
+
+    places: Places
+    part: Part
+    in_force: InForce
+    configs: tuple[Config, ...] = ()
+    series: tuple[Series, ...] = ()
+    reports: tuple[ScanReport, ...] = ()
+
+
+def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
+    """Read all that is there. ``gpu`` is what the user said about it."""
+    places = find_places(paths)
+    root = places.root
+    failed: list[Looked] = []
+
+    def attempt(what: str, default: T, function: Callable[[], T]) -> T:
+        """One kind of evidence less is no reason to give none: a reader that fails is said on the check-list."""
+        try:
+            return function()
+        except Exception as error:
+            words = f"nanproof failed to read it ({type(error).__name__}: {error}); please report that"
+            failed.append(Looked(mark="✗", what=what, found=words))
+            return default
+
+    nothing = Part()
+    no_configs: list[Config] = []
+    no_facts: list[Fact] = []
+    no_series: tuple[Part, tuple[Series, ...]] = (nothing, ())
+    no_reports: tuple[Part, tuple[ScanReport, ...]] = (nothing, ())
+    configs = attempt("config", no_configs, lambda: find_configs(places.configs, root, _runs(places)))
+    every = next((v.number for c in configs for v in c.settings if v.name == "logging_steps" and v.number), None)
+    logs, series = attempt("log", no_series, lambda: read_logs(places.logs, root, every))
+    found = list(places.checkpoints)
+    checkpoints, reports = attempt(
+        "checkpoint", no_reports, lambda: read_checkpoints(found, _broke_at(series), _began(series))
+    )
+    environment = attempt("environment", nothing, lambda: read_environment(places.environment, root))
+    incidents = attempt("incident", nothing, lambda: read_incidents(places.incidents, root))
+    header = attempt("log", no_facts, lambda: list(_versions(places)))
+    empty = InForce.of(())
+    force = attempt("settings", empty, lambda: InForce.of(_settings(places, configs, series, environment)))
+    card = force.get("gpu")
+    gpu = gpu or _gpu(environment, incidents) or (str(card.value) if card is not None else "")
+    settings = attempt("config", nothing, lambda: read_configs(
+        configs, places.code, root, gpu=gpu, parameters=_parameters(reports), facts=_known_of_checkpoint(reports)
+    ))  # fmt: skip
+    force = _decided(settings, force)
+    settings = _without(settings, force)
+    code = attempt("code", nothing, lambda: read_code(places.code, root))
+    signs = attempt("code", no_facts, lambda: list(_signs(places)))
+    data = attempt("data", nothing, lambda: read_data(places.data, root))
+    rates = attempt("log", no_facts, lambda: compare_rates(configs, series, reports, root))
+    useless = attempt("log", nothing, lambda: find_useless(series, root))
+    looked = Part(looked=(*failed, *_absent(places, configs)), notes=places.notes)
+    facts = [*_ordered(force, signs), *header, *signs, *rates]
+    compared = Part(facts=tuple(facts))
+    parts = join(logs, incidents, checkpoints, settings, code, environment, data, compared, useless, looked)
+    return Run(places=places, part=parts, in_force=force, configs=tuple(configs), series=series, reports=reports)
+
+
+def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
+    """The facts of what was in force; silence of training code that was read means fp32 weights and compute."""
+    yield from force.facts()
+    if any(f.name == "half-weights" for f in signs):
+        half = next(f for f in signs if f.name == "half-weights")
+        yield Fact(name="weights", value="fp16", where=half.where, words=half.words)
+
+
+def _decided(part: Part, force: InForce) -> InForce:
+    """Where settings contradict each other, the precision table knows which of them wins."""
+    clash = any(f.name == "config-check" and f.value in ("NP701", "NP702") for f in part.facts)
+    wins = [f for f in part.facts if f.name == "precision"]
+    if not (clash and wins):
+        return force
+    chosen = Setting(concept="precision", value=str(wins[0].value), where=wins[0].where, rank=-1)
+    return InForce.of((chosen, *force.settings))
+
+
+def _without(part: Part, force: InForce) -> Part:
+    """The facts of configs that the table of what was in force does not already give."""
+    known = {f.name for f in force.facts()} - {"no-bf16"}
+    facts = tuple(f for f in part.facts if f.name not in known or f.name in ("config-check", "no-scaler"))
+    return Part(facts=facts, looked=part.looked, moments=part.moments, notes=part.notes, tables=part.tables)
+
+
+def _settings(
+    places: Places, configs: Sequence[Config], series: Sequence[Series], environment: Part
+) -> Iterator[Setting]:
+    root = places.root
+    logged = rate_in_force(series, root)
+    if logged is not None:
+        yield Setting(concept="lr", value=logged.rate, where=logged.log, rank=LOG)
+    texts = [Path(log.path) for log in places.logs if log.format.startswith("text")]
+    others = [
+        f for f in (places.root.iterdir() if places.root.is_dir() else ()) if f.suffix in (".txt", ".log", ".out")
+    ]
+    for path in dict.fromkeys([*texts, *others]):
+        if path.is_file():
+            yield from read_header(head_of(path), name_in(root, path))
+    runs = _runs(places)
+    for config in configs:
+        if config.kind == "python":
+            continue
+        rank = COMMAND if config.kind == "shell" else RUN_CONFIG if config.path.parent in runs else CONFIG
+        yield from read_settings(config.settings, config.name, root, rank)
+    for fact in environment.facts:
+        if fact.name == "gpu":
+            yield Setting(concept="gpu", value=str(fact.value), where=fact.where, rank=LOG)
+        if fact.name == "version-torch":
+            yield Setting(concept="torch", value=str(fact.value), where=fact.where, rank=CONFIG)
+    trains = casts = False
+    for name, tree, text in _trees(places):
+        yield from read_python(tree, name)
+        found = list(_autocasts(tree, name))
+        yield from found
+        casts = casts or bool(found) or "half()" in text or "amp" in text
+        trains = trains or (".backward(" in text and ".step(" in text)
+    if trains and not casts:
+        yield Setting(concept="precision", value="fp32", where="code", rank=9)
+
+
+def _autocasts(tree: ast.AST, name: str) -> Iterator[Setting]:
+    """autocast and GradScaler say in which precision a loop computes."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        callee = ast.unparse(node.func).rpartition(".")[2]
+        where = f"{name}:{node.lineno}"
+        shown = ast.unparse(node)
+        if "enabled=False" in shown.replace(" ", ""):
+            continue
+        if callee == "autocast" and "cpu" not in shown:
+            kind = "bf16" if "bfloat16" in shown else "fp16"
+            if "dtype" in shown and "float16" not in shown and "half" not in shown:
+                continue  # the dtype is a variable: the config says which
+            yield Setting(concept="precision", value=kind, where=where, rank=CODE)
+        elif callee == "GradScaler":
+            yield Setting(concept="precision", value="fp16", where=where, rank=CODE)
+
+
+def _trees(places: Places) -> Iterator[tuple[str, ast.AST, str]]:
+    for path in sorted(places.code)[:MAX_CODE]:
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size < (1 << 20) else ""
+            tree = ast.parse(text)
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        yield name_in(places.root, path), tree, text
+
+
+def _signs(places: Places) -> Iterator[Fact]:
+    for name, tree, text in _trees(places):
+        yield from signs_of(tree, text, name)
+
+
+def _versions(places: Places) -> Iterator[Fact]:
+    for log in places.logs[:4]:
+        if log.format.startswith("text"):
+            yield from read_versions_in(head_of(Path(log.path)), name_in(places.root, log.path))
+
+
+def _began(series: Sequence[Series]) -> Began | None:
+    for one in series:
+        loss = one.loss
+        if loss is None or not len(loss):
+            continue
+        loaded = " ".join(e.text for e in one.events if e.kind == "resume")
+        return Began(finite=not bool(loss.bad[0]) and bool(loss.bad.any()), loaded=loaded)
+    return None
+
+
+def _broke_at(series: Sequence[Series]) -> int | None:
+    """The first step with a bad loss or gradient, in the newest log that shows one."""
+    for one in series:
+        wrong = timeline(one).of("nonfinite", "hidden-nan")
+        if wrong:
+            return min(m.step for m in wrong)
+    return None
+
+
+def _runs(places: Places) -> list[Path]:
+    """The folders that logs lie in, or are."""
+    return [path if path.is_dir() else path.parent for path in (Path(log.path) for log in places.logs)]
+
+
+def _absent(places: Places, configs: Sequence[Config]) -> list[Looked]:
+    """What there was none of: unknown is not clean."""
+    kinds = (
+        ("log", places.logs), ("config", configs), ("checkpoint", places.checkpoints), ("code", places.code),
+        ("environment", places.environment),
+    )  # fmt: skip
+    return [Looked(mark="✗", what=what, found="none found") for what, found in kinds if not found]
+
+
+def _gpu(*parts: Part) -> str:
+    return next((str(f.value) for p in parts for f in p.facts if f.name == "gpu"), "")
+
+
+def _parameters(reports: Sequence[ScanReport]) -> int | None:
+    """The number of parameters, from the newest checkpoint that has any."""
+    for report in reversed(reports):
+        total = 0
+        for tensor in report:
+            if tensor.role == "parameter":
+                count = 1
+                for n in tensor.shape:
+                    count *= n
+                total += count
+        if total:
+            return total
+    return None
+
+
+def _known_of_checkpoint(reports: Sequence[ScanReport]) -> dict[str, object]:
+    for report in reversed(reports):
+        rate = restored_rate(report)
+        if rate is not None:
+            return {"checkpoint_lr": rate, "checkpoint": report.name}
+    return {}
+
+
+def compare_rates(
+    configs: Sequence[Config], series: Sequence[Series], reports: Sequence[ScanReport], root: Path
+) -> list[Fact]:
+    """The learning rate in the log, in the checkpoints and in the config.
+
+    A schedule never goes above the configured rate, so a higher one in the log was not configured. What a checkpoint
+    would restore counts as evidence when the log shows that it did. Of several configs the highest rate counts.
+    """
+    written = [(c.lr.number, c.lr) for c in configs if c.lr is not None and c.lr.number is not None and c.lr.number > 0]
+    if not written:
+        return []
+    rate, value = max(written, key=lambda pair: pair[0])
+    where = value.where.replace(f"{root}/", "")
+    facts = [Fact(name="lr-wanted", value=rate, where=where)]
+    logged = rate_in_force(series, root)
+    if logged is None or logged.rate <= 1.05 * rate:
+        return facts
+    words = f"{logged.log}: lr {logged.rate:.2e} from step {logged.since:,} on; config: {value.text} ({where})"
+    other = [r for r in reports if any(d.setting == "lr" for d in differences(r.settings, {"lr": rate}))]
+    restored = logged.resumed or bool(other)
+    name = "lr-in-force" if restored else "lr-above-config"
+    facts.append(Fact(name=name, value=logged.rate, where=logged.log, words=words))
+    for report in other:
+        place = f"checkpoint {report.name}"
+        found = restored_rate(report) or 0.0
+        facts.append(Fact(name="lr-in-checkpoint", value=found, where=place, words=f"{place}: {_restores(report)}"))
+    return facts
+
+
+def _restores(report: ScanReport) -> str:
+    told = report.settings
+    named = (
+        ("scheduler.base_lrs", told.base_lr), ("max_lr", told.max_lr), ("initial_lr", told.initial_lr), ("lr", told.lr)
+    )  # fmt: skip
+    return ", ".join([f"{label} = {value:g}" for label, value in named if value is not None][:2])
+
+
+def order_moments(moments: Sequence[Moment]) -> tuple[Moment, ...]:
+    """By step, as far as they tell one; the others at the end."""
+
+    def key(moment: Moment) -> tuple[bool, int]:
+        digits = "".join(c for c in moment.when if c.isdigit())
+        return (not digits, int(digits[:18]) if digits else 0)
+
+    return tuple(sorted(moments, key=key))

@@ -1,0 +1,239 @@
+"""What the code does that matters to a cause, beyond what lint reports: each sign with its file and line.
+
+>>> found = read_signs("model = Net().half()\\nnet = torch.compile(net)", "train.py")
+>>> [(f.name, f.where) for f in found]
+[('compiled', 'train.py:2'), ('half-weights', 'train.py:1')]
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..evidence import Fact
+from .in_force import constant, dotted
+
+_RAW = ("torch.Tensor", "torch.FloatTensor", "torch.empty", "torch.HalfTensor", "Tensor", "FloatTensor")
+_SAFE = re.compile(
+    r"eps|clamp|clip\(|maximum|nan_to_num|\+ ?1e-|\+ ?[A-Z_]*EPS|1e-\d|finfo|softplus|sigmoid|log_softmax|logsumexp|"
+    r"math\.|np\.sqrt\(d|\bd_k|head_dim|\bdim\b(?!=)|abs\(\)? ?\+"
+)
+_COUNT = re.compile(
+    r"\.sum\(\)|\.sum\(|num_pos|n_pos|num_valid|n_valid|len\(|\.numel\(\)|\.count_nonzero|num_tokens|\.shape\[0\]"
+)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one pass over a file collects before it is judged as a whole."""
+
+    parameters: dict[str, int] = field(default_factory=dict)
+    initialised: set[str] = field(default_factory=set)
+    initialises_all: bool = False
+    half: int = 0
+    to_float: bool = False
+    optimizer_loaded: int = 0
+    scheduler_made: int = 0
+    last_epoch_given: bool = False
+    last_epoch_set: int = 0
+
+
+def read_signs(text: str, name: str) -> list[Fact]:
+    """The signs in one file; none in a file that cannot be parsed."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return list(signs_of(tree, text, name))
+
+
+def signs_of(tree: ast.AST, text: str, name: str) -> Iterator[Fact]:
+    seen = _Seen()
+    found = list(_each(tree, seen, name))
+    done = seen.initialised - _never_run(tree, text)
+    raw = {n: line for n, line in seen.parameters.items() if n not in done} if not seen.initialises_all else {}
+    # an operation on a parameter that was never initialized is not where it began
+    yield from (f for f in found if f.name != "pole-in-code" or not any(f"self.{n}" in f.words for n in raw))
+    if raw:
+        line = min(raw.values())
+        words = f"{', '.join(sorted(raw)[:3])}: nn.Parameter over uninitialized memory, never initialized"
+        yield Fact(name="raw-parameters", where=f"{name}:{line}", words=words)
+    yield from _of_file(text, seen, name)
+
+
+def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
+    """The signs of single nodes; what counts for the file as a whole goes into ``seen``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from _call(node, seen, name)
+        elif isinstance(node, ast.Attribute) and dotted(node) == "torch.compile":
+            yield _fact("compiled", name, node, "torch.compile")
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            yield from _division(node, name)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            small = constant(node.right)
+            if isinstance(small, float) and 0 < small < 6e-8:
+                yield _fact("tiny-eps", name, node, f"`{ast.unparse(node)[-60:]}`: {small:g} is 0 in fp16")
+        elif isinstance(node, ast.Assign):
+            yield from _assignment(node, seen, name)
+        elif isinstance(node, ast.For) and "parameters()" in ast.unparse(node.iter):
+            seen.initialises_all |= "init" in ast.unparse(node) or "uniform_" in ast.unparse(node)
+
+
+def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
+    lower = text.lower()
+    if seen.half and not seen.to_float:
+        yield Fact(name="half-weights", where=f"{name}:{seen.half}", words="the model's weights are cast to fp16")
+    if seen.scheduler_made > seen.optimizer_loaded > 0 and not seen.last_epoch_given:
+        words = "the scheduler is built after optimizer.load_state_dict, without last_epoch"
+        yield Fact(name="scheduler-rebuilt", where=f"{name}:{seen.scheduler_made}", words=words)
+    elif seen.last_epoch_set:
+        words = "scheduler.last_epoch is set by hand; the rate of the next step does not follow"
+        yield Fact(name="scheduler-rebuilt", where=f"{name}:{seen.last_epoch_set}", words=words)
+    if "ctcloss" in lower or "ctc_loss" in lower:
+        line = next(i for i, row in enumerate(lower.splitlines(), 1) if "ctcloss" in row or "ctc_loss" in row)
+        where = f"{name}:{line}"
+        if not re.search(r"zero_infinity\s*=\s*true", lower):
+            yield Fact(name="ctc-unguarded", where=where, words="CTC loss without zero_infinity=True")
+    if "softmax" in lower and (masking := next(_infinite_masks(text), None)) is not None:
+        line, shown = masking
+        words = f"`{shown}` before a softmax: a row of it that is masked whole is 0/0"
+        yield Fact(name="masks-with-infinity", where=f"{name}:{line}", words=words)
+    masked = (i for i, row in enumerate(text.splitlines(), 1) if "key_padding_mask" in row)
+    if line := next(masked, 0):
+        yield Fact(name="masks-attention", where=f"{name}:{line}", words="a padding mask goes into attention")
+
+
+_FILLS = re.compile(
+    r"(?:masked_fill_?|where)\(.{0,200}?(?:-\s*(?:float\(['\"]inf['\"]\)|(?:torch|math|np)\.inf|inf\b)|['\"]-inf['\"])"
+)
+_CHOICE = re.compile(
+    r"(?i)pad|length|\blens?\b|keep|valid|visible|neighbo|\badj|attention_mask|key_mask|src_mask|mem_mask"
+)
+
+
+def _infinite_masks(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that fill scores with -inf where something is absent; a causal mask alone leaves each row its diagonal."""
+    rows = text.splitlines()
+    for i, row in enumerate(rows):
+        if _FILLS.search(row) and _CHOICE.search("\n".join(rows[max(0, i - 12) : i + 1])):
+            yield i + 1, row.strip()[:80]
+
+
+def _fact(flag: str, name: str, node: ast.AST, words: str) -> Fact:
+    return Fact(name=flag, where=f"{name}:{getattr(node, 'lineno', 1)}", words=words)
+
+
+def _never_run(tree: ast.AST, text: str) -> set[str]:
+    """Attributes that are initialized only in methods that nothing in the file calls."""
+    inside: dict[str, set[bool]] = {}
+    for owner in ast.walk(tree):
+        if not isinstance(owner, ast.FunctionDef):
+            continue
+        called = owner.name == "__init__" or re.search(rf"(?<!def )\b{re.escape(owner.name)}\(", text) is not None
+        for node in ast.walk(owner):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("_"):
+                for name in re.findall(r"self\.(\w+)", ast.unparse(node)):
+                    inside.setdefault(name, set()).add(called or not re.search(r"reset|init", owner.name))
+    return {name for name, calls in inside.items() if not any(calls)}
+
+
+def _call(node: ast.Call, seen: _Seen, name: str) -> Iterator[Fact]:
+    full = dotted(node.func)
+    callee = full.rpartition(".")[2] or (node.func.attr if isinstance(node.func, ast.Attribute) else "")
+    shown = ast.unparse(node)[:90]
+    keywords = {k.arg: k.value for k in node.keywords if k.arg}
+    if callee.endswith("_") and callee not in ("clip_grad_norm_", "masked_fill_", "zero_grad_"):
+        for argument in (*node.args[:1], node.func):
+            for found in re.findall(r"self\.(\w+)", ast.unparse(argument)):
+                seen.initialised.add(found)
+    if callee == "half" and not node.args:
+        base = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        if re.search(r"(?i)model|net|module|encoder|decoder|cuda\(\)|\w+\(.*\)", base) and not re.search(
+            r"^(x|img|image|inp)", base
+        ):
+            seen.half = node.lineno
+    if callee == "float" and not node.args and isinstance(node.func, ast.Attribute):
+        seen.to_float |= re.search(r"(?i)model|net|module", ast.unparse(node.func.value)) is not None
+    if full == "clip.load":
+        words = "clip.load gives fp16 weights on a GPU"
+        yield _fact("half-weights", name, node, words)
+    if callee == "load_state_dict" and re.search(r"(?i)optim", full):
+        seen.optimizer_loaded = node.lineno
+    if re.search(r"LR$|Scheduler$|get_\w*schedule", callee) and callee not in ("LR",):
+        seen.scheduler_made = max(seen.scheduler_made, node.lineno)
+        seen.last_epoch_given |= "last_epoch" in keywords
+    if callee in ("sqrt", "log", "acos", "asin", "arccos", "norm", "log2", "atanh", "rsqrt", "pow"):
+        yield from _pole(node, callee, full, shown, name)
+    if (
+        callee == "exp"
+        and re.search(r"log_?(var|std|sigma|scale)", shown)
+        and not re.search(r"clamp|clip|0\.5|tanh", shown)
+    ):
+        yield _fact("pole-in-code", name, node, f"`{shown}` grows without bound")
+    if callee in ("device", "to") and node.args and constant(node.args[0]) == "mps":
+        yield Fact(name="gpu", value="apple", where=f"{name}:{node.lineno}", words="device mps")
+    if callee == "DataCollatorForCompletionOnlyLM":
+        yield _fact("response-template", name, node, "labels depend on finding a response template in each sample")
+
+
+def _pole(node: ast.Call, callee: str, full: str, shown: str, name: str) -> Iterator[Fact]:
+    """log, sqrt, acos of something that may reach the edge of their domain."""
+    argument = node.args[0] if node.args and full.startswith(("torch.", "th.", "F.")) else None
+    if argument is None and isinstance(node.func, ast.Attribute) and not full.startswith(("np.", "math.", "numpy.")):
+        argument = node.func.value
+    if argument is None or isinstance(argument, ast.Constant):
+        return
+    text = ast.unparse(argument)
+    if callee == "pow":
+        power = constant(node.args[-1]) if node.args else None
+        if not isinstance(power, float) or not 0 < power < 1:
+            return
+    if callee == "norm" or (callee in ("log", "log2") and re.search(r"log_softmax|\+ ?1\b", text)):
+        return
+    if callee == "sqrt" and re.search(r"clamp\((min=)?0|clamp_?\(0|relu", text):
+        yield _fact("pole-in-code", name, node, f"`{shown}`: the gradient of sqrt is infinite at 0, clamped or not")
+    elif not _SAFE.search(text):
+        yield _fact("pole-in-code", name, node, f"`{shown}` has no finite value or gradient at the edge of its domain")
+
+
+def _division(node: ast.BinOp, name: str) -> Iterator[Fact]:
+    below = ast.unparse(node.right)
+    shown = ast.unparse(node)[:90]
+    above = ast.unparse(node.left)
+    if re.search(r"\.std\(", below) and "mean" in above:
+        yield _fact("divides-by-std", name, node, f"`{shown}`: the std of a single element is NaN")
+    elif re.search(r"(?<!linalg)\.norm\(", below) and not re.search(r"\bnp\.|numpy", below) and not _SAFE.search(below):
+        yield _fact("pole-in-code", name, node, f"`{shown}` divides by a norm that can be 0")
+    elif re.search(r"(max|min|std|norm)\(", below) and not _SAFE.search(below) and _same_root(above, below):
+        yield _fact("scales-by-itself", name, node, f"`{shown}` divides by 0 for a constant or silent sample")
+    elif (
+        _COUNT.search(below)
+        and not re.search(r"clamp|max\(|eps|1e-|\+ ?1|or 1", below)
+        and re.search(r"sum|loss|pos|mask", above)
+    ):
+        yield _fact("divides-by-count", name, node, f"`{shown}` is 0 / 0 for a batch without targets")
+
+
+def _same_root(above: str, below: str) -> bool:
+    names = set(re.findall(r"[A-Za-z_]\w*", above)) - {"np", "torch", "self", "numpy"}
+    return bool(names & set(re.findall(r"[A-Za-z_]\w*", below)))
+
+
+def _assignment(node: ast.Assign, seen: _Seen, name: str) -> Iterator[Fact]:
+    target = dotted(node.targets[0])
+    if target.endswith("padding_side") and constant(node.value) == "left":
+        yield _fact("left-padding", name, node, "padding_side = 'left' during training")
+    if re.search(r"sched\w*\.last_epoch$", target):
+        seen.last_epoch_set = node.lineno
+    made = node.value
+    if isinstance(made, ast.Call) and dotted(made.func).rpartition(".")[2] == "Parameter" and made.args:
+        inner = made.args[0]
+        if (
+            isinstance(inner, ast.Call)
+            and dotted(inner.func) in _RAW
+            and not (inner.args and isinstance(inner.args[0], ast.List))
+        ):
+            seen.parameters[target.rpartition(".")[2]] = node.lineno

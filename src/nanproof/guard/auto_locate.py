@@ -1,0 +1,102 @@
+"""Locate bad steps in a guarded run by itself, until that brings nothing new, within a budget of time and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..captured import CapturedState
+from ..locating import Location, locate
+from ..records import Verdict
+from .ranks import Ranks
+from .step import OpenStep, Pass
+from .training import Training
+
+log = logging.getLogger("nanproof")
+
+
+class AutoLocate:
+    """Replays a bad step under a trace, before the optimizer steps, while its state is still there."""
+
+    def __init__(
+        self, training: Training, *, seconds: float, weights: Mapping[str, float], max_bytes: int = 256 << 20
+    ) -> None:
+        self._training, self._weights = training, weights
+        self._left = seconds
+        self._max_bytes = max_bytes
+        self._places: set[tuple[str, int, str]] = set()
+        self._settled: set[tuple[Any, ...]] = set()
+        """Kinds of failure whose last location brought nothing new."""
+
+    def find(self, step: OpenStep, verdict: Verdict, culprit: Pass | None, ranks: Ranks) -> Location | None:
+        """The origin of a bad step; None when this kind keeps leading to known places, or the budget is spent.
+
+        Without a closure the model's part is replayed; what lies between its output and the loss is not.
+        """
+        lockstep = ranks.any(ranks.sharded) and not ranks.alone
+        if lockstep:
+            culprit = _same_pass(step, verdict, culprit, ranks)
+        replay = _replay(culprit)
+        if lockstep and ranks.any(replay is None):  # all replay their part of it, or none does
+            return None
+        kind = (verdict.kind, verdict.level, verdict.names[:1], verdict.origin)
+        worth_it = replay is not None and kind not in self._settled and self._left > 0
+        if not ranks.any(worth_it):  # every rank must come to the same answer here
+            return None
+        start = time.monotonic()
+        found = self._try(replay, culprit, step.before, lockstep=lockstep) if replay else None
+        self._left -= time.monotonic() - start
+        reproduced = found is not None and found.reproduced
+        place = (found.file, found.line, found.op) if found is not None else ("", 0, "")
+        if not ranks.any(reproduced and place not in self._places):
+            self._settled.add(kind)
+        if found is None or not reproduced:
+            return None
+        self._places.add(place)
+        return dataclasses.replace(found, rank=None if ranks.alone else ranks.rank)
+
+    def _try(
+        self, replay: Callable[[], Any], culprit: Pass | None, before: CapturedState, *, lockstep: bool
+    ) -> Location | None:
+        assert culprit is not None
+        if before.taken:
+            before.restore()
+        batch = culprit.batch if culprit.inputs is None else culprit.inputs
+        optimizers = self._training.optimizers
+        try:
+            found = locate(
+                replay,
+                model=self._training.model,
+                batch=batch,
+                max_bytes=self._max_bytes,
+                lockstep=lockstep,
+                loss_weights=self._weights if culprit.closure is not None else None,
+                optimizer=optimizers[0] if len(optimizers) == 1 else None,
+                loss=float(culprit.loss) if culprit.closure is not None and culprit.loss is not None else None,
+            )
+            if culprit.closure is None and not found.reproduced:
+                found = culprit.capture.between() or found
+        except Exception as error:
+            log.warning("nanproof: the bad step could not be located: %s: %s", type(error).__name__, error)
+            return None
+        return found
+
+
+def _same_pass(step: OpenStep, verdict: Verdict, culprit: Pass | None, ranks: Ranks) -> Pass | None:
+    """This rank's part of the pass that the rank to blame wants replayed: micro-batches pair by their number."""
+    mine = next((i for i, one in enumerate(step.passes, 1) if one is culprit), 0)
+    first = ranks.lowest(mine > 0)
+    to_blame = verdict.rank if verdict.rank is not None else first
+    number, _ = ranks.hear(to_blame, mine) if to_blame is not None else (0, "")
+    return step.passes[number - 1] if 0 < number <= len(step.passes) else None
+
+
+def _replay(culprit: Pass | None) -> Callable[[], Any] | None:
+    if culprit is None:
+        return None
+    if culprit.closure is not None:
+        return culprit.closure.again if culprit.closure.faithful else None
+    return culprit.capture.step()

@@ -1,0 +1,157 @@
+"""Loops without a closure: the model's inputs and the gradients of its outputs, enough to replay that part."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..locating import Location
+from ..tensors import device_kinds, is_finite, tensors_in
+
+_INNER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
+KEPT_BYTES = 64 << 20
+"""Larger gradients of outputs are not kept: to hold those of an LLM's logits could cost a run its memory."""
+
+
+class ForwardCapture:
+    """References, no copies, kept from a forward pass to the verdict on it."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    @classmethod
+    def of(cls, module: nn.Module, args: Any, kwargs: Any, output: Any) -> ForwardCapture:
+        """A call that has just ended, with the autocast regions that are still around it."""
+        found = cls()
+        found.before(module, args, kwargs)
+        found._outputs = len(differentiable(output))
+        return found
+
+    def clear(self) -> None:
+        self._module: nn.Module | None = None
+        self._inputs: tuple[Any, Any] | None = None
+        self._autocast: dict[str, torch.dtype] = {}
+        self._several = False
+        self._gradients: dict[int, Tensor] = {}
+        self._outputs = 0
+        self._backward: tuple[str, int, str] = ("", 0, "")
+        self._node = ""
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A root module is about to run."""
+        if self._module is None:
+            self._module, self._inputs, self._autocast = module, (args, kwargs), autocast_in_force()
+        else:
+            self._several = True
+
+    def after(self, module: nn.Module, output: Any) -> None:
+        """It has run: the gradients of its outputs will come by here."""
+        if module is not self._module or self._outputs:
+            self._several = True  # several calls cannot be replayed as one
+            return
+        found = differentiable(output)
+        self._outputs = len(found)
+        for i, tensor in enumerate(found):
+            tensor.register_hook(functools.partial(self._keep, i))  # type: ignore[no-untyped-call]
+
+    def _keep(self, i: int, gradient: Tensor | None) -> None:
+        # an output that the loss leaves out gets none, as behind DDP with find_unused_parameters
+        if gradient is not None and gradient.nbytes <= KEPT_BYTES:
+            self._gradients[i] = gradient.detach()
+
+    def before_backward(self, loss: Any) -> None:
+        """Where the loop calls backward, and what kind of expression the loss is."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_INNER):
+            frame = frame.f_back
+        if frame is not None:
+            self._backward = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        node = loss.grad_fn if isinstance(loss, Tensor) else None
+        self._node = node.name() if node is not None else ""
+
+    def step(self, *, probe: bool = False) -> Callable[[], Tensor] | None:
+        """The model's part of the step as a closure: its loss is linear in the outputs, with the same gradients.
+
+        With ``probe`` an output whose gradient is not known, or bad, has a small one, so that a backward pass runs.
+        """
+        if self._module is None or self._inputs is None or self._outputs == 0 or self._several:
+            return None
+        # compiled models are replayed eagerly
+        model, (args, kwargs) = getattr(self._module, "_orig_mod", self._module), self._inputs
+        autocast = dict(self._autocast)
+
+        def play() -> Tensor:
+            with contextlib.ExitStack() as precision:  # loops open autocast around the model, not inside of it
+                for kind, dtype in autocast.items():
+                    precision.enter_context(torch.autocast(kind, dtype=dtype))
+                outputs = differentiable(model(*args, **kwargs))
+            bad = [o for o in outputs if not is_finite(o)]
+            if bad:
+                return bad[0].sum()
+            good = {i: g for i, g in self._gradients.items() if is_finite(g)}  # a bad one was born after the model
+            parts = [(o * good[i]).sum() for i, o in enumerate(outputs) if i in good]
+            if probe:
+                parts += [o.float().mean() for i, o in enumerate(outputs) if i not in good]
+            return torch.stack([p.float() for p in parts]).sum() if parts else outputs[0].sum() * 0
+
+        return play
+
+    def forward_only(self) -> Callable[[], Tensor] | None:
+        """The forward pass up to a bad output, on views of the parameters: hooks on their gradients stay silent."""
+        if self._module is None or self._inputs is None or self._several:
+            return None
+        module, (args, kwargs), autocast = self._module, self._inputs, dict(self._autocast)
+        views = {n: p.detach().requires_grad_(p.requires_grad) for n, p in module.named_parameters()}
+
+        def play() -> Tensor:
+            with contextlib.ExitStack() as precision:
+                for kind, dtype in autocast.items():
+                    precision.enter_context(torch.autocast(kind, dtype=dtype))
+                outputs = differentiable(torch.func.functional_call(module, views, args, kwargs))
+            bad = [o for o in outputs if not is_finite(o)]
+            return bad[0].sum() if bad else outputs[0].sum() * 0
+
+        return play
+
+    def between(self) -> Location | None:
+        """The culprit when the model's outputs were good and the gradient that came back to them was not."""
+        if not any(not is_finite(g) for g in self._gradients.values()):
+            return None
+        file, line, function = self._backward
+        note = "the model's output is finite, the gradient that came back is not: look at the loss expression"
+        return Location(
+            reproduced=True, phase="backward", op=self._node, file=file, line=line, function=function,
+            why=f"between the model's output and the loss, whose last operation is {self._node}", notes=(note,),
+        )  # fmt: skip
+
+
+def autocast_in_force() -> dict[str, torch.dtype]:
+    """By kind of device, the dtype of the autocast regions around the call."""
+    return {kind: torch.get_autocast_dtype(kind) for kind in device_kinds() if torch.is_autocast_enabled(kind)}
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """A block outside of the autocast regions around it, and of what they have cached."""
+    with contextlib.ExitStack() as stack:
+        for kind in autocast_in_force():
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        torch.clear_autocast_cache()
+        yield
+        torch.clear_autocast_cache()
+
+
+def differentiable(output: Any) -> list[Tensor]:
+    """The outputs that the loss is made of; a model that returns its loss needs no more than that."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        return [loss]
+    return [t for _, t in tensors_in(output) if t.requires_grad and t.is_floating_point()]

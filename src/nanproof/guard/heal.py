@@ -1,0 +1,355 @@
+"""Heal a run while it trains: the smallest module that must compute in float32, found and proved by replay.
+
+    locate → open an island at the located module → locate again → grow it, or add another → until the step is finite
+
+A repair is used only after it was proved: the bad step is finite with it, forward and backward, and the last good
+batches give the loss and the gradients that they give without it, within the rounding of the dtype.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from .. import islands
+from ..captured import CapturedState
+from ..errors import UsageError
+from ..islands.island import island_of
+from ..locating import Location
+from ..records import Repair
+from ..tensors import tensors_in
+from .heal_replay import GoodBatch, Replay
+from .heal_search import Search, too_small
+from .ranks import Ranks
+from .step import OpenStep
+from .training import Training
+
+log = logging.getLogger("nanproof")
+
+Heal = Literal["off", "offer", "open"]
+RECENT = 20
+"""How many losses say what is usual."""
+LOOK_EVERY, JUDGED_AFTER = 25, 100
+"""Updates between two looks at the values in an island, and before its use is judged."""
+GOOD_BATCHES = 2
+"""How many good batches are kept to prove a repair on."""
+KEPT_BYTES = 64 << 20
+"""Larger batches are not kept: the device's memory is the run's."""
+FALSE_ALARMS = 2
+"""Bad outputs that no repair was found for; some models have infinite outputs on purpose."""
+LARGE_SHARE = 0.25
+MAX_SPREADS = 3
+_CURE = "islands keep it finite, they do not make it learn: look for the cause with nanproof cure"
+FAILURES = 3
+"""After that many searches in a row that found nothing, no more are made."""
+LOSS_ROUNDINGS = 64
+"""By how many roundings of the narrow dtype a good batch may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healing:
+    """What a search has come to."""
+
+    repairs: tuple[Repair, ...]
+    opened: bool
+    committed: bool
+    """Whether the bad step was run again with the repair, and its gradients are in place."""
+    location: Location | None = None
+    """Where the step failed."""
+
+    @property
+    def reason(self) -> str:
+        names = ", ".join(r.name for r in self.repairs)
+        if self.committed:
+            return f"{names} in {self.repairs[0].dtype}: run again, the step is finite"
+        if self.opened:
+            return f"{names} in {self.repairs[0].dtype} from now on; this batch is left out"
+        return f"{names} in {self.repairs[0].dtype} would heal it"
+
+
+class Healer:
+    """Searches, proves, opens and remembers repairs of one run."""
+
+    def __init__(self, training: Training, ranks: Ranks, *, mode: Heal, seconds: float) -> None:
+        self._training, self._ranks, self.mode, self._left = training, ranks, mode, seconds
+        self.repairs: list[Repair] = []
+        """Repairs in force."""
+        self._good: deque[GoodBatch] = deque(maxlen=GOOD_BATCHES)
+        self._failures = 0
+        self._said: set[str] = set()
+        self._spread = 0
+        """How often islands were opened."""
+        self._armed = training.device.type == "cpu"
+        """Whether outputs are looked at during the forward pass: elsewhere that is a wait, so only after a bad step."""
+        self._false_alarms = 0
+        self.before_pass = CapturedState(training.slots)
+        self._losses: deque[float] = deque(maxlen=RECENT)
+        self._before: float | None = None
+        """The usual loss before the last island was opened."""
+        self._since = 0
+        """Updates since then."""
+        self._grown: dict[str, tuple[int, float]] = {}
+        """Of each island the last look at it: the step, and the largest value that left it."""
+
+    @property
+    def wanted(self) -> bool:
+        return self.mode != "off" and self._failures < FAILURES and self._left > 0
+
+    @property
+    def live(self) -> bool:
+        """Whether a bad output is answered at once, before the loop goes on with it."""
+        wanted = self.wanted and self._false_alarms < FALSE_ALARMS and self._ranks.alone
+        return wanted and self._armed and (self.mode == "open" or self._blind)
+
+    _blind = False
+    """Whether a bad step could not be replayed after its end."""
+
+    def arm(self, *, blind: bool) -> None:
+        """A step was bad: look at the outputs of the next ones; ``blind`` when this one could not be replayed."""
+        self._armed, self._blind = True, self._blind or blind
+
+    def remember(self, step: OpenStep) -> None:
+        """Keep a good step's last pass, so that a repair can be proved on it."""
+        if self.mode == "off" or not step.passes:
+            return
+        one = step.passes[-1]
+        given = [t for _, t in tensors_in(one.batch if one.inputs is None else one.inputs)]
+        if sum(t.nbytes for t in given) > KEPT_BYTES / GOOD_BATCHES or not step.before.taken:
+            return
+        if one.closure is not None and not one.closure.remember():
+            return
+        self._good.append(GoodBatch(one, one.random or step.before.random))
+
+    def heal(self, number: int, replay: Replay | None, location: Location | None) -> Healing | None:
+        """Search for a repair of a bad step, prove it, and open it if that is wanted; on all ranks the same."""
+        lockstep = self._ranks.sharded and not self._ranks.alone
+        ready = self.wanted and (replay is not None or not lockstep)
+        if self._ranks.any(not ready) if lockstep else not self._ranks.any(ready and replay is not None):
+            return None
+        start = time.monotonic()
+        search = Search(self._training, self._ranks, replay, lockstep=lockstep)
+        try:
+            healing = self._proved(search, number, location)
+        except BaseException:
+            search.close()
+            raise
+        finally:
+            self._left -= time.monotonic() - start
+        if healing is None:
+            search.close()
+            self._failures += 1
+            return None
+        if healing.opened:
+            self._take(healing.repairs)
+            self._failures = 0
+        else:
+            search.close()
+            self._failures = FAILURES  # one offer is enough
+        if self._ranks.rank == 0:
+            for line in told(healing, number):
+                log.warning("%s", line)
+            self._warn(healing)
+        return healing
+
+    def heal_pass(self, number: int, replay: Replay) -> Healing | None:
+        """Search for a repair of a forward pass that has just given a bad output."""
+        failures = self._failures
+        healing = self.heal(number, replay, None)
+        if healing is None:  # a masked output is infinite on purpose; the verdict on the step is still to come
+            self._failures = failures
+            self._false_alarms += 1
+        return healing
+
+    def _warn(self, healing: Healing) -> None:
+        """Say when islands are not the cure."""
+        self._spread += healing.opened
+        share = sum(i.share for i in islands.list(self._training.model))
+        if healing.opened and share > LARGE_SHARE:
+            self._say_once("share", f"{share:.0%} of the parameters are in float32 islands now; {_CURE}")
+        if self._spread > MAX_SPREADS:
+            self._say_once("spread", f"islands had to be opened {self._spread} times; {_CURE}")
+
+    def _proved(self, search: Search, number: int, location: Location | None) -> Healing | None:
+        if not search.find(location):
+            if search.given_up:
+                self._say_once("no-island", search.given_up)
+            return None
+        differs = self._compare(search)
+        limit = LOSS_ROUNDINGS * torch.finfo(getattr(torch, search.dtype)).eps
+        if differs is not None and differs > limit:
+            names = ", ".join(r.name for r in search.repairs(number, ""))
+            self._say_once(
+                "differs",
+                f"{names} in float32 makes the step finite, but changes good batches by {differs:.2g}, more than"
+                f" {search.dtype} rounds; not opened",
+            )
+            return None
+        if self.mode == "open":
+            islands.forget_compiled()
+        if not search.run():
+            self._say_once(
+                "unreal", f"with {search.names()} in float32 a traced replay is finite, the real step is not"
+            )
+            return None
+        compared = (
+            f"none of the last {len(self._good)} good batches is finite without it any more"
+            if differs is None
+            else "good batches are bit-equal"
+            if differs == 0
+            else f"good batches differ by {differs:.1g}"
+        )
+        repairs = tuple(search.repairs(number, f"the step is finite, forward and backward; {compared}"))
+        opened = self.mode == "open"
+        return Healing(
+            repairs=repairs, opened=opened, committed=opened and search.commits, location=search.first or location
+        )
+
+    def _compare(self, search: Search) -> float | None:
+        """By how much good batches differ with the repair, at most; None when there is nothing to compare."""
+        count = GOOD_BATCHES - self._ranks.largest(GOOD_BATCHES - len(self._good))  # the fewest
+        found = []
+        for good in list(self._good)[len(self._good) - count :]:
+            with search.suspended():
+                without = good.measure(self._training, lockstep=search.lockstep)
+            if self._ranks.any(without is None):
+                continue
+            measured = good.measure(self._training, lockstep=search.lockstep)
+            if self._ranks.any(measured is None):
+                return float("inf")
+            assert without is not None
+            assert measured is not None
+            found.append(without.differs(measured))
+        if not found:
+            return None
+        # every rank must come to the same answer: the largest, in steps of a millionth
+        return self._ranks.largest(min(int(max(found) * 1e6 + 0.999), 10**9)) / 1e6
+
+    # --- what becomes of it --------------------------------------------------------------------------------
+
+    def follow(self, number: int, loss: float) -> None:
+        """An update was made: now and then, look how the run goes on with its islands."""
+        self._losses.append(loss)
+        if not self.repairs:
+            return
+        self._since += 1
+        if self._since % LOOK_EVERY == 0:
+            self._probe(True)
+        elif self._since % LOOK_EVERY == 1 and self._since > 1:
+            self._probe(False, number)
+        if self._since == JUDGED_AFTER:
+            self._judge()
+
+    def _probe(self, on: bool, number: int = 0) -> None:
+        model = self._training.model
+        for repair in [r for r in self.repairs if islands.place_in(r.path) is None]:
+            island = island_of(islands.find_module(model, repair.path))
+            if island is None:
+                continue
+            if not on and island.largest:
+                self._grown[repair.path] = (number, island.largest)
+            island.probing, island.largest = on, 0.0
+
+    def _judge(self) -> None:
+        """Whether the loss has improved since the last island was opened."""
+        if self._before is not None and len(self._losses) == RECENT:
+            now = statistics.median(self._losses)
+            if not now < self._before:
+                self._say_once(
+                    "course",
+                    f"{self._since} updates after the last island the loss is {now:.4g}, not better than before it"
+                    f" ({self._before:.4g}); {_CURE}",
+                )
+
+    def account(self) -> list[str]:
+        """The repairs in force, and how the values in them have grown."""
+        lines = []
+        for repair in self.repairs:
+            step, largest = self._grown.get(repair.path, (repair.step, repair.largest))
+            grown = ""
+            if step > repair.step and repair.largest and largest:
+                factor = (largest / repair.largest) ** (100 / (step - repair.step))
+                grown = (
+                    f"; the largest value that leaves it went from {repair.largest:.3g} to {largest:.3g}"
+                    f" (× {factor:.2g} per 100 steps)"
+                )
+            lines.append(f"{repair.name} computes in {repair.dtype} since step {repair.step:,}{grown}")
+        return lines
+
+    def _take(self, repairs: tuple[Repair, ...]) -> None:
+        open_now = {i.path for i in islands.list(self._training.model)}
+        kept = [r for r in self.repairs if r.path in open_now]
+        self.repairs = [*(r for r in kept if r.path not in {n.path for n in repairs}), *repairs]
+        self._before, self._since = statistics.median(self._losses) if self._losses else None, 0
+
+    def _say_once(self, key: str, text: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            if self._ranks.rank == 0:
+                log.warning("nanproof: heal: %s", text)
+
+    # --- memory ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [r.to_json() for r in self.repairs]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Open what was open when the state was saved."""
+        self.reopen([Repair.from_json(r) for r in state])
+
+    def reopen(self, repairs: list[Repair]) -> None:
+        known = {r.path for r in self.repairs}
+        for repair in [r for r in repairs if r.path not in known]:
+            if self.mode != "open":
+                log.warning(
+                    'nanproof: this run computed %s in %s; it does not now: pass heal="open" (nanproof run --heal)',
+                    repair.name,
+                    repair.dtype,
+                )
+                continue
+            try:
+                dtype = getattr(torch, repair.dtype)
+                islands.open_one(self._training.model, repair.path, dtype=dtype, heavy=repair.heavy)
+            except UsageError as error:
+                log.warning("nanproof: the island of an earlier run was not opened: %s", error)
+                continue
+            self.repairs.append(repair)
+            log.warning("nanproof: %s computes in %s, as before", repair.name, repair.dtype)
+        islands.forget_compiled()
+
+
+def told(healing: Healing, number: int) -> list[str]:
+    """What was found, why, what it costs, what it does not do, and how to make it permanent."""
+    first, names = healing.repairs[0], ", ".join(r.name for r in healing.repairs)
+    place = healing.location
+    where = f"{place.op} at {place.file}:{place.line} " if place is not None and place.line else ""
+    share = sum(r.share for r in healing.repairs)
+    does = (
+        f"computes in {first.dtype} from step {number:,} on"
+        if healing.opened
+        else f"in {first.dtype} would have healed step {number:,}"
+    )
+    lines = [
+        f"nanproof: {names} {does} ({share:.0%} of the parameters): {where}left the range of {first.was}, {first.why}",
+        f"  proof: {first.proof}",
+        "  this removes the overflow, not the growth that led to it"
+        + (f": the largest value that leaves it is {first.largest:.3g}" if first.largest else ""),
+    ]
+    paths = ", ".join(json.dumps(r.path) for r in healing.repairs)
+    if healing.opened:
+        lines.append(f"  to make it permanent, also for evaluation: nanproof.islands.open(model, {paths})")
+    else:
+        lines.append(
+            '  nothing was changed; to open it: nanproof run --heal (Guard(heal="open")), or in the script'
+            f" nanproof.islands.open(model, {paths})"
+        )
+    return lines
+
+
+__all__ = ["Heal", "Healer", "Healing", "told", "too_small"]

@@ -1,0 +1,56 @@
+"""Hooks on modules that do nothing in copies of the module.
+
+A guarded model may be copied (averaged weights begin as a copy) or pickled; the guard must not go with it.
+
+>>> import copy
+>>> from torch import nn
+>>> calls = []
+>>> model = nn.Identity(); _ = model.register_forward_hook(Hook(lambda *_: calls.append("forward")))
+>>> copied = copy.deepcopy(model)
+>>> _ = copied(1), model(1)
+>>> calls
+['forward']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+
+class Hook:
+    """Forwards the call; a no-op once copied or pickled."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook(_nothing)
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[Callable[..., None]]]:
+        return Hook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+@contextmanager
+def removed(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """A block in which hooks are not there at all, so that a model pickled in it does not contain them."""
+    taken = []
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None and handle.id in hooks:
+            taken.append((hooks, handle.id, hooks.pop(handle.id)))
+    try:
+        yield
+    finally:
+        for hooks, number, hook in taken:
+            hooks[number] = hook

@@ -1,0 +1,103 @@
+"""What a mask leaves out: padding, which leaves something in every real sequence, or a choice that may be empty."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from .flow import key_of
+from .values import called_last, cores, made_of
+
+if TYPE_CHECKING:
+    from .source import Module
+
+_LENGTHS = re.compile(
+    r"(^|_)(sequence_mask|seq_masks?|lengths?(_to)?_masks?|len_masks?|make_(non_)?(pad|src|tgt)\w*masks?|"
+    r"get_mask_from_lengths|\w*padding_masks?|pad(ding|ded)?_masks?|\w*pad_masks?|non_?pad\w*|attention_masks?|attn_masks?|"
+    r"src_masks?|tgt_masks?|[xyzqk]_masks?|kv_masks?|query_masks?|padding|pad|padded|mels?_masks?|text_masks?|input_masks?|token_masks?|frame_masks?|encoder_masks?|"
+    r"decoder_masks?|lens|lengths?|\w*_lengths?|\w*_lens|[iox]lens?|key_masks?|feats_masks?|node_masks?|caption\w*masks?\w*|conditioning_masks?|prompt\w*masks?)$",
+    re.I,
+)
+_CHOICE = re.compile(
+    r"label|target|ignore|loss_mask|(^|_)(pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
+    r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|active|assist\w*|hard|obj|weights?)(_|$)",
+    re.I,
+)
+_CAUSAL = re.compile(r"causal|tril|triu|subsequent|future|look_?ahead|triangular|autoregressive", re.I)
+_JOINS = (ast.BitAnd, ast.BitOr, ast.Mult)
+
+
+def words(mask: ast.expr, module: Module) -> list[str]:
+    """The names that a mask is made of, and the functions that made it."""
+    parts = [n for n in made_of(mask, module, limit=80) if not _about_form(n, module)]
+    found = [key_of(n).rpartition(".")[2] or getattr(n, "attr", "") for n in parts]
+    calls = [n for n in parts if isinstance(n, ast.Call) and module.operation(n) is None]
+    found += [called_last(n, module) for n in calls]
+    found += [
+        str(n.slice.value)
+        for n in made_of(mask, module, limit=80)
+        if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)
+    ]
+    return [w for w in found if w]
+
+
+def _about_form(node: ast.AST, module: Module) -> bool:
+    """``target`` in ``target.size(1)``: its length is asked for, not what it holds."""
+    parent = module.parent(node)
+    if isinstance(node, ast.Attribute) and isinstance(parent, ast.Call) and parent.func is node:
+        return True
+    return isinstance(parent, ast.Attribute) and parent.attr in ("size", "shape", "device", "dtype", "ndim", "dim")
+
+
+def is_padding(mask: ast.expr, module: Module) -> bool:
+    """Whether a mask only leaves padding out: made from lengths, or called so, and nothing else chosen by it."""
+    text = words(mask, module)
+    return any(_LENGTHS.search(w) for w in text) and not any(_CHOICE.search(w) for w in text)
+
+
+def is_causal(mask: ast.expr, module: Module) -> bool:
+    return any(_CAUSAL.search(w) for w in words(mask, module))
+
+
+def joined(mask: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
+    """The masks that one is joined from: ``causal | padding``, ``a[:, None] & a[None]``, ``logical_or(a, b)``."""
+    found: list[ast.expr] = []
+    for at in cores(mask, module):
+        if isinstance(at, ast.UnaryOp) and depth < 6:
+            found += joined(at.operand, module, depth + 1)
+        elif isinstance(at, ast.BinOp) and isinstance(at.op, _JOINS):
+            found += [at.left, at.right]
+        elif isinstance(at, ast.Call) and called_last(at, module) in ("logical_or", "logical_and", "mul", "bitwise_or"):
+            operation = module.operation(at)
+            first = operation[1] if operation else at.args[0] if at.args else None
+            found += [e for e in (first, *(operation[2] if operation else at.args[1:])) if e is not None]
+        elif isinstance(at, ast.Compare) and len(at.comparators) == 1 and depth < 6:
+            found += joined(at.left, module, depth + 1)
+    return found
+
+
+def of_both_sides(mask: ast.expr, module: Module) -> bool:
+    """Whether a mask of scores is made of the padding of queries and of keys: a padded query then has no key left."""
+    parts = joined(mask, module)
+    if len(parts) >= 2 and any(is_padding(p, module) for p in parts):
+        return True
+    if any(_filled_by_lengths(n, module) for n in made_of(mask, module, limit=40) if isinstance(n, ast.Name)):
+        return True
+    for call in made_of(mask, module, limit=80):
+        if isinstance(call, ast.Call) and module.operation(call) is None:
+            lengths = [a for a in call.args if any(_LENGTHS.search(w) for w in words(a, module))]
+            if len(lengths) >= 2:
+                return True
+    return False
+
+
+def _filled_by_lengths(name: ast.Name, module: Module) -> bool:
+    """``mask[i, : rows[i], : columns[i]] = 1``: behind its last row, nothing is left."""
+    for use in module.uses(name.id, module.function(name)):
+        place = module.parent(use)
+        if isinstance(place, ast.Subscript) and place.value is use and isinstance(place.slice, ast.Tuple):
+            ends = [e.upper for e in place.slice.elts if isinstance(e, ast.Slice) and e.upper is not None]
+            if sum(any(_LENGTHS.search(w) or "len" in w for w in words(e, module)) for e in ends) >= 2:
+                return True
+    return False

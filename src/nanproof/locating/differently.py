@@ -1,0 +1,120 @@
+"""Failures that an eager replay does not show: in compiled code only, or from memory that nobody wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..location import Location, code_frame
+from .replay import Replay
+from .sandbox import Sandbox
+from .values import kind_of, source_of
+
+if TYPE_CHECKING:
+    from .find import _Search
+
+_STAGES = ("eager", "aot_eager")
+_TRIES = 24
+"""How many submodules are compiled alone, at most."""
+
+
+def compiled_only(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, float] | None) -> Location | None:
+    """A failure that only compiled code has: the first stage of the compiler that shows it, the smallest module."""
+    if "torch._dynamo" not in sys.modules or not _compiles(sandbox):
+        return None
+    fails = _failing(step, sandbox, weights)
+    with torch.compiler.set_stance("default"):
+        if not fails():
+            return None
+        stage = "the backend (Inductor, unless another was chosen)"
+        for name in _STAGES:
+            torch._dynamo.reset()
+            with torch.compiler.set_stance("default", force_backend=name):
+                if fails():
+                    stage = {
+                        "eager": "TorchDynamo (backend='eager' fails too)",
+                        "aot_eager": "AOTAutograd (backend='aot_eager' fails too)",
+                    }[name]
+                    break
+        module, kind = _smallest(sandbox, fails)
+        torch._dynamo.reset()
+    root = getattr(sandbox.model, "_orig_mod", sandbox.model)
+    file, line = source_of(root.get_submodule(module)) if kind else _first_line(step)
+    where = (
+        f"with {module} ({kind}) run eagerly it is finite" if kind else "no single submodule heals it when run eagerly"
+    )
+    return Location(
+        reproduced=True, phase="outside", mechanism="compiled-only", module=module, op="torch.compile",
+        file=file, line=line, function="forward", code=tuple(code_frame(file, line)),
+        why=f"the step is finite eagerly and not when compiled; it begins in {stage}; {where}",
+        verified=True if kind else None,
+    )  # fmt: skip
+
+
+def _first_line(step: Any) -> tuple[str, int]:
+    """Where a step function is written."""
+    code = getattr(inspect.unwrap(getattr(step, "func", step)), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
+
+
+def _compiles(sandbox: Sandbox) -> bool:
+    modules = [m for root in (sandbox.model, *sandbox.others.values()) for m in root.modules()]
+    wrapped = any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in modules)
+    return wrapped or bool(torch._dynamo.utils.counters["frames"].get("total"))
+
+
+def _failing(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, float] | None) -> Callable[..., bool]:
+    def fails(eager: nn.Module | None = None) -> bool:
+        sandbox.reset()  # which takes away, too, what was changed in a module before
+        if eager is not None:
+            eager.forward = torch._dynamo.disable(eager.forward)  # type: ignore[no-untyped-call]
+        replay = Replay(step, sandbox, weights)
+        try:
+            losses = replay.forward()
+            if kind_of(losses.total):
+                return True
+            replay.backward(losses)
+        except Exception:
+            return False  # what does not compile is another matter
+        return any(kind_of(g) for _, g in replay.gradients())
+
+    return fails
+
+
+def _smallest(sandbox: Sandbox, fails: Callable[..., bool]) -> tuple[str, str]:
+    """The smallest module whose eager run heals the compiled step, as a path and a class; empty when none does."""
+    tried = 0
+
+    def heals(module: nn.Module) -> bool:
+        nonlocal tried
+        tried += 1
+        torch._dynamo.reset()
+        return not fails(module)
+
+    def descend(path: str, module: nn.Module) -> tuple[str, nn.Module]:
+        for name, child in module.named_children():
+            if tried < _TRIES and heals(child):
+                return descend(f"{path}.{name}".lstrip("."), child)
+        return path, module
+
+    root = getattr(sandbox.model, "_orig_mod", sandbox.model)
+    path, module = descend("", root)
+    return (path, type(module).__name__) if path else ("", "")
+
+
+def uninitialized(search: _Search) -> Location | None:
+    """A step that reads memory which nobody wrote: with NaN in such memory it fails, and says where."""
+    trace, losses, sinks = search._traced(fill_empty=True)
+    if not sinks:
+        return None
+    found = search._told(trace, losses, sinks)
+    if found.mechanism != "uninitialized":
+        return None
+    note = "what the memory holds differs from run to run: it was replayed with NaN in it"
+    return dataclasses.replace(found, notes=(*found.notes, note), verified=True)

@@ -1,0 +1,231 @@
+"""Where a bad value was born: the record, and how it reads on a screen."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .cards import card
+from .jsonform import from_json, to_json
+
+Phase = Literal["forward", "backward", "leaf", "outside"]
+Mechanism = Literal[
+    "range-overflow", "underflow", "pole", "invalid", "where-gradient", "masked-row", "empty-reduction", "bad-leaf",
+    "uninitialized", "communication", "compiled-only", "outside-dispatcher", "unknown",
+]  # fmt: skip
+
+ADVICE: Mapping[str, str] = {
+    "range-overflow": "too large for its dtype: use bf16 or fp32 here, scale the inputs, or work in log space",
+    "underflow": "a value was rounded to zero before: use the fused form (log_softmax, bce_with_logits)",
+    "pole": "no finite value there: keep the argument away from it, for example with {op}",
+    "invalid": "not defined there: check the inputs, or compute it only where it is defined",
+    "where-gradient": "torch.where hides the value, not its gradient: use nanproof.ops.select, or make the input safe",
+    "masked-row": "every entry of a row is masked: use nanproof.ops.masked_softmax, or leave such rows out",
+    "empty-reduction": "nothing was left to average: use nanproof.ops.masked_mean or masked_cross_entropy",
+    "bad-leaf": "bad on arrival: repair the parameter, buffer or batch; nanproof scan finds a healthy checkpoint",
+    "uninitialized": "initialize it: torch.zeros, torch.full, or nn.init for a parameter",
+    "communication": "look at the other ranks: the value was bad in what they sent, or its sum left the dtype's range",
+    "compiled-only": "run this module eagerly (torch.compiler.disable) and report it to PyTorch",
+    "outside-dispatcher": "it comes from code that torch does not see (numpy, C++): check what that code returns",
+    "unknown": "look at the inputs",
+}
+_SAFE = {
+    "sqrt": "safe_sqrt", "rsqrt": "safe_sqrt", "norm": "safe_norm", "cdist": "safe_norm", "hypot": "safe_norm",
+    "normalize": "normalize", "div": "safe_div", "1 / x": "safe_div", "log": "safe_log", "log2": "safe_log",
+    "log10": "safe_log", "layer_norm": "rms_norm", "softmax": "masked_softmax", "log_softmax": "masked_softmax",
+}  # fmt: skip
+_FRIENDLY = {
+    "_cdist_forward": "cdist",
+    "_ctc_loss": "ctc_loss",
+    "_euclidean_dist": "cdist",
+    "_linalg_det": "det",
+    "_linalg_eigh": "linalg.eigh",
+    "_linalg_svd": "linalg.svd",
+    "_log_softmax": "log_softmax",
+    "_softmax": "softmax",
+    "_to_copy": "to",
+    "addmm": "linear",
+    "bmm": "matmul",
+    "linalg_cholesky_ex": "linalg.cholesky",
+    "linalg_inv_ex": "linalg.inv",
+    "linalg_vector_norm": "norm",
+    "mm": "matmul",
+    "native_batch_norm": "batch_norm",
+    "native_group_norm": "group_norm",
+    "native_layer_norm": "layer_norm",
+    "nll_loss_forward": "nll_loss",
+    "reciprocal": "1 / x",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """The statistics of one tensor that was looked at closely."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    zero: int = 0
+    finite_min: float | None = None
+    finite_max: float | None = None
+    first_bad: tuple[int, ...] | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bad(self) -> int:
+        return self.nan + self.posinf + self.neginf
+
+    @property
+    def census(self) -> str:
+        """What is bad, in words.
+
+        >>> TensorFacts(name="w", shape=(2, 3), dtype="float32", nan=1, first_bad=(0, 1)).census
+        '1 NaN of 6 values, first at [0, 1] (float32)'
+        """
+        kinds = ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf"))
+        found = ", ".join(f"{n:,} {kind}" for n, kind in kinds if n) or "nothing bad"
+        first = f", first at {list(self.first_bad)}" if self.first_bad is not None else ""
+        return f"{found} of {math.prod(self.shape):,} values{first} ({self.dtype})"
+
+    def __str__(self) -> str:
+        counts = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf")) if n]
+        total = math.prod(self.shape)
+        state = f"{' + '.join(counts)} of {total:,}" if counts else f"all {total:,} finite"
+        span = f", finite {self.finite_min:.4g} … {self.finite_max:.4g}" if self.finite_min is not None else ""
+        zero = f", {self.zero:,} zero" if self.zero else ""
+        extra = "".join(f", {k}={v:.4g}" for k, v in self.extra.items())
+        return f"{self.name} {list(self.shape)} {self.dtype}: {state}{zero}{span}{extra}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """The origin of a bad step. ``str(location)`` reads like a test failure."""
+
+    reproduced: bool
+    phase: Phase | None = None
+    op: str = ""
+    """The operation that the code calls; for a bad gradient the call whose derivative it is."""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    """The innermost line that the user wrote, outside installed packages."""
+    stack: tuple[str, ...] = ()
+    """From that line down to the library line that runs the operation, when they differ."""
+    code: tuple[str, ...] = ()
+    """The source around the line as it was, the line itself marked."""
+    commit: str = ""
+    """The commit that last changed the line, with its author and date, when git knows it."""
+    module: str = ""
+    mechanism: Mechanism = "unknown"
+    why: str = ""
+    """The mechanism in words and numbers."""
+    inputs: tuple[TensorFacts, ...] = ()
+    outputs: tuple[TensorFacts, ...] = ()
+    leaf: str = ""
+    """The parameter, buffer or batch item that was bad on arrival, with the first bad index."""
+    chain: tuple[str, ...] = ()
+    """From the origin to the loss or the gradient."""
+    verified: bool | None = None
+    """True when its inputs are good, its output is not, and the step is finite with just this repaired."""
+    also: tuple[Location, ...] = ()
+    """Further origins, when there are several."""
+    rank: int | None = None
+    component: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for an incident's record."""
+        data: dict[str, Any] = to_json(self)
+        return data
+
+    @classmethod
+    def from_json(cls, data: object) -> Location:
+        """Read back what `to_json` wrote."""
+        return from_json(cls, data)
+
+    @property
+    def advice(self) -> str:
+        """What to change, with the safe operation for the one that failed."""
+        safe = _SAFE.get(call_name(self.op))
+        if self.mechanism == "invalid" and safe:
+            return f"{ADVICE['invalid']}; nanproof.ops.{safe} is finite there"
+        return ADVICE[self.mechanism].format(op=f"nanproof.ops.{safe or 'select'}")
+
+    @property
+    def proof(self) -> str:
+        """What `verified` says, in words."""
+        if self.verified is None:
+            return ""
+        if not self.verified:
+            return "not verified: it is on the path of the bad value, but repairing it alone does not heal the step"
+        if self.phase in ("leaf", "outside"):
+            return "verified: the step is finite once just this is repaired"
+        return "verified: its inputs are good, its output is not, and the step is finite once just this is repaired"
+
+    def __str__(self) -> str:
+        if not self.reproduced:
+            return "\n".join(["the step did not fail when it was replayed", *(f"  {n}" for n in self.notes)])
+        where = f"{self.file}:{self.line} in {self.function}" if self.line else "outside the code that was traced"
+        name = call_name(self.op) or self.leaf or "a value"
+        lines = [f"{self.mechanism} in {name} ({self.phase})", f"  {where}"]
+        lines += [f"    → {frame}" for frame in self.stack]
+        if self.module:
+            lines.append(f"  module {self.module}" + (f", rank {self.rank}" if self.rank is not None else ""))
+        lines += [f"  loss term {self.component}"] if self.component else []
+        lines += self.code
+        lines += [f"  last changed by {self.commit}"] if self.commit else []
+        lines += [f"  E  {self.why}"] if self.why else []
+        lines += [f"  in   {f}" for f in self.inputs] + [f"  out  {f}" for f in self.outputs]
+        if self.chain:
+            lines.append(f"  path {' → '.join(self.chain[:8])}{' → …' if len(self.chain) > 8 else ''}")
+        lines += [f"  note {n}" for n in self.notes]
+        lines += [f"  {self.proof}"] if self.proof else []
+        lines += [f"  also {o.op or o.leaf} at {o.file}:{o.line} ({o.mechanism})" for o in self.also]
+        return "\n".join([*lines, f"  do   {self.advice}"])
+
+    def _repr_html_(self) -> str:
+        if not self.reproduced:
+            return card("the step did not fail when it was replayed", {"note": "; ".join(self.notes)})
+        name = call_name(self.op) or self.leaf or "a value"
+        return card(f"{self.mechanism} in {name} ({self.phase})", _facts(self), good=False, code=self.code)
+
+
+def _facts(place: Location) -> dict[str, str]:
+    where = f"{place.file}:{place.line} in {place.function}" if place.line else "outside the code that was traced"
+    return {
+        "where": where, "module": place.module, "why": place.why, "path": " → ".join(place.chain[:8]),
+        "proof": place.proof, "last changed by": place.commit, "do": place.advice,
+    }  # fmt: skip
+
+
+def code_frame(file: str, line: int, around: int = 2) -> list[str]:
+    """The source around a line, the line itself marked.
+
+    >>> code_frame("no such file", 3)
+    []
+    """
+    shown = []
+    for n in range(max(1, line - around), line + around + 1):
+        text = linecache.getline(file, n).rstrip()
+        if text:
+            shown.append(f"  {'>' if n == line else ' '} {n:>5} | {text}")
+    return shown if any(s.startswith("  >") for s in shown) else []
+
+
+def call_name(op: str) -> str:
+    """The name under which a user calls an operation.
+
+    >>> call_name("linalg_vector_norm"), call_name("SqrtBackward0"), call_name("add_")
+    ('norm', 'sqrt', 'add')
+    """
+    if match := re.match(r"(\w+?)Backward\d*$", op):
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", match.group(1)).lower()
+        op = words if not words.startswith("linalg_vector") else "linalg_vector_norm"
+    return _FRIENDLY.get(op, op.strip("_") or op)

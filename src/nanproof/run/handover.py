@@ -1,0 +1,79 @@
+"""The end of a run in a few lines: what happened, why, which data, and the one command to go on with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .launcher import Outcome
+
+_ENDED = {"interrupted": "interrupted", "stopped": "stopped by the guard", "failed": "the script failed"}
+
+
+def hand_over(outcome: Outcome) -> list[str]:
+    """What is said at the end; every line but the indented ones begins with the program's name."""
+    lines: list[str] = []
+    for number, account in enumerate(outcome.guarded):
+        lines += _account(outcome, account, last=number == len(outcome.guarded) - 1)
+    if not outcome.guarded and outcome.state in ("interrupted", "failed"):
+        lines.append(f"nanproof: {_ended(outcome)} before a step was guarded")
+    others = [p for p in outcome.processes if p.get("guarded")]
+    if others:
+        folders = dict.fromkeys(str(g["folder"]) for p in others for g in p["guarded"])
+        shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")
+        count = "1 started process was" if len(others) == 1 else f"{len(others)} started processes were"
+        lines.append(f"nanproof: {count} guarded; records in {shown}")
+    lines += [f"nanproof: NOT GUARDED: {what}: {why}" for what, why in outcome.not_guarded.items()]
+    return lines
+
+
+def _ended(outcome: Outcome) -> str:
+    code = f" (exit code {outcome.exit_code})" if outcome.state == "failed" else ""
+    return f"{_ENDED[outcome.state]}{code}"
+
+
+def _account(outcome: Outcome, account: Any, *, last: bool) -> list[str]:
+    folder = str(account["folder"])
+    first, *rest = str(account["summary"]).splitlines()
+    if outcome.state != "finished" and last:
+        first = first.removesuffix("; nothing went wrong").replace(
+            "nanproof: ", f"nanproof: {_ended(outcome)} after ", 1
+        )
+    incident = first_incident(Path(folder))
+    if incident is None:
+        return [f"{first}; records in {folder}", *rest]
+    rest = [line for line in rest if not line.startswith("  incidents: ")]
+    return [first, *rest, *_told(incident), f"  next: nanproof diagnose {shlex.quote(folder)}"]
+
+
+def first_incident(folder: Path) -> dict[str, Any] | None:
+    """The first bad step of a run, with the location of the first one that was located."""
+    found: dict[str, Any] | None = None
+    for path in sorted(folder.glob("incidents/*/incident.json"))[:50]:
+        try:
+            incident = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if incident.get("location"):
+            return {**incident, "path": str(path.parent)}
+        found = found or {**incident, "path": str(path.parent)}
+    return found
+
+
+def _told(incident: dict[str, Any]) -> list[str]:
+    place = incident.get("location") or {}
+    tensors = incident.get("tensors") or []
+    lines = []
+    if place.get("file"):
+        lines.append(f"  cause: {place['file']}:{place['line']} {place['op']}: {place['why']}")
+    elif place.get("why"):
+        lines.append(f"  cause: {place['why']}")
+    elif tensors:
+        lines.append(f"  first bad: {tensors[0]['name']}")
+    data = [n for n in incident.get("notes", []) if "batch" in n]
+    if data:
+        lines.append(f"  data: {data[0]}")
+    return [*lines, f"  incident: {incident['path']}"]

@@ -1,0 +1,76 @@
+"""A smoke test changes nothing of the user's: files that the script opens anew are copied first, and put back after it.
+
+A script often begins with ``open("train.jsonl", "w")``; ten steps of a smoke test would cost the log of the real run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...files import make_folder, write_atomic
+
+LARGEST = 256 << 20  # bytes of a file that is copied
+_active: Overwritten | None = None
+_hooked = False
+
+
+class Overwritten:
+    """Originals of files that were opened with mode "w" while a script ran."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "overwritten"
+        self._kept: dict[Path, Path] = {}
+        self.too_large: list[Path] = []
+        self._process = os.getpid()
+
+    def __enter__(self) -> Overwritten:
+        global _active, _hooked
+        _active = self
+        if not _hooked:  # Python offers no way to take an audit hook away again; without an active copy it does nothing
+            sys.addaudithook(_hear)
+            _hooked = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _active
+        _active = None
+
+    def keep(self, path: Path) -> None:
+        """Copy a file that is about to be emptied."""
+        place = path.absolute()
+        if place in self._kept or self._folder.parent.absolute() in place.parents or os.getpid() != self._process:
+            return
+        if not place.is_file() or not place.stat().st_size:
+            return
+        if place.stat().st_size > LARGEST:
+            self.too_large.append(place)
+            return
+        copy = make_folder(self._folder) / f"{len(self._kept)}-{place.name}"
+        self._kept[place] = copy
+        write_atomic(copy, place.read_bytes())
+
+    def restore(self) -> list[str]:
+        """Put the originals back; what the script still writes goes to its own, nameless file."""
+        done = []
+        for place, copy in self._kept.items():
+            with suppress(OSError):
+                original = copy.read_bytes()
+                if not place.is_file() or place.read_bytes() != original:
+                    write_atomic(place, original)
+                    done.append(os.path.relpath(place))
+        self._kept = {}
+        return done
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    kept = _active
+    if kept is None or event != "open":
+        return
+    path, mode = arguments[0], arguments[1]
+    if isinstance(mode, str) and "w" in mode and isinstance(path, str | os.PathLike):
+        with suppress(Exception):  # a copy that fails must not fail the script
+            kept.keep(Path(path))

@@ -1,0 +1,95 @@
+"""Whether somebody still writes to a run, seen from outside and without touching it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from .state import Signs
+
+RUN_LOG = "training_log.jsonl"
+_WRITES = 0o3  # the bits of a file's flags that are set when it is open for writing, alone or with reading
+
+
+def signs_of(path: Path) -> Signs:
+    """What shows of a run: its lock, who has its log open, when it was written, the exit code that was recorded."""
+    log = path / RUN_LOG if (path / RUN_LOG).is_file() else path
+    written = _written(log)
+    if written is None:
+        return Signs()
+    code, recorded = _exit_code(path)
+    held = _lock_is_held(path / ".lock")
+    if held is None:
+        held = True if log.is_file() and _has_writer(log) else None
+    # the record of an earlier run in the same folder says nothing about a later one
+    current = code if code is not None and recorded + 1 >= written and not held else None
+    return Signs(open=held, quiet=max(0.0, time.time() - written), exit_code=current)
+
+
+def _written(log: Path) -> float | None:
+    """When a log, or the newest file of one that is a folder, was last written."""
+    try:
+        if log.is_dir():
+            return max((f.stat().st_mtime for f in log.iterdir() if f.is_file()), default=None)
+        return log.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _exit_code(path: Path) -> tuple[int | None, float]:
+    record = path / "run.json"
+    try:
+        code = json.loads(record.read_bytes()).get("exit_code")
+        return (code if isinstance(code, int) else None), record.stat().st_mtime
+    except (OSError, ValueError, AttributeError):
+        return None, 0.0
+
+
+def _lock_is_held(lock: Path) -> bool | None:
+    """Whether a process on this machine holds the lock; None when it is another machine's, or there is none.
+
+    The lock itself is never tried: for that instant a starting run could not take it.
+    """
+    try:
+        owner, inode = lock.read_text(errors="replace"), lock.stat().st_ino
+        held = Path("/proc/locks").read_text()
+    except OSError:
+        return None
+    if not owner.strip().endswith(f" on {socket.gethostname()}"):
+        return None
+    return any(line.split()[-3].endswith(f":{inode}") for line in held.splitlines() if len(line.split()) >= 8)
+
+
+def _has_writer(log: Path) -> bool:
+    """Whether another process of this user has the file open for writing."""
+    try:
+        wanted = log.stat()
+    except OSError:
+        return False
+    for fd in _files_of_others():
+        with suppress(OSError, ValueError, IndexError):
+            found = os.stat(fd)  # noqa: PTH116 - a link into another process, asked for thousands of times
+            if (found.st_ino, found.st_dev) == (wanted.st_ino, wanted.st_dev):
+                info = Path(fd.replace("/fd/", "/fdinfo/")).read_text()
+                flags = next(line.split()[1] for line in info.splitlines() if line.startswith("flags:"))
+                if int(flags, 8) & _WRITES:
+                    return True
+    return False
+
+
+def _files_of_others() -> Iterator[str]:
+    mine = str(os.getpid())
+    with suppress(OSError):
+        for process in [p for p in _listed("/proc") if p.isdigit() and p != mine]:
+            with suppress(OSError):
+                yield from (f"/proc/{process}/fd/{name}" for name in _listed(f"/proc/{process}/fd"))
+
+
+def _listed(folder: str) -> list[str]:
+    with os.scandir(folder) as found:
+        return [entry.name for entry in found]

@@ -1,0 +1,20 @@
+"""A small part of `make portability`: two older instruction sets, one seed. They are played, not owned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nanproof.cases import find_all
+from support.trainings import run
+
+SCRIPT = str(Path(__file__).parents[2] / "scripts" / "portability.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case.name for case in find_all()])
+def test_a_case_dies_and_is_healed_whatever_the_processor(tmp_path: Path, case: str) -> None:
+    words = ("--cases", case, "--settings", "default", "avx2", "--seeds", "3", "--out", str(tmp_path / "out"))
+    said = run(SCRIPT, *words)
+    assert said.splitlines()[-1] == "every original died and every stable variant trained"

@@ -1,0 +1,223 @@
+"""A checkpoint that would call something says so, by name; the names that real checkpoints need stay silent."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import importlib
+import io
+import pickle
+import random
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from checkpoint import attacks
+from checkpoint.attacks import DANGEROUS, RUN, beside_weights, call, library_streams, split, ways, weights, zipped
+from nanproof.checkpoint import scan
+from nanproof.checkpoint.names import DTENSOR, ORDINARY, WEIGHTS_ONLY, is_dangerous
+
+
+@pytest.mark.parametrize("name", DANGEROUS)
+def test_a_dangerous_name_beside_good_weights_is_named_with_its_argument(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(beside_weights(call(name)))
+    report = scan(path)
+    assert report.health == "suspect"
+    assert any(
+        name in reason and attacks.MARK in reason and "known to be dangerous" in reason for reason in report.calls
+    )
+    assert len(report.tensors) == 2
+
+
+def test_an_unknown_name_that_would_be_called_makes_it_suspect(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(beside_weights(call("my_project.config.Config")))
+    report = scan(path)
+    assert report.health == "suspect"
+    assert report.calls == ("would call my_project.config.Config('touch CANARY'), a name that checkpoints do not need",)
+
+
+def test_an_unknown_name_that_is_only_mentioned_is_a_note_and_a_dangerous_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(beside_weights(b"cmy_project\nactivation\n"))
+    report = scan(path)
+    assert report.health == "healthy"
+    assert report.notes == ("names my_project.activation, without calling it",)
+    path.write_bytes(beside_weights(b"cos\nsystem\n"))
+    report = scan(path)
+    assert report.health == "suspect"
+    assert report.reasons == ("names os.system, which is known to be dangerous",)
+
+
+@pytest.mark.parametrize(("file", "data"), [pytest.param(*way, id=way[0]) for way in ways()])
+def test_every_way_to_call_is_seen(tmp_path: Path, file: str, data: bytes) -> None:
+    path = tmp_path / file
+    path.write_bytes(data)
+    report = scan(path)
+    assert report.health != "healthy"
+    assert any("collect_env.run" in reason for reason in report.reasons), report.reasons
+
+
+def test_the_ways_really_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own unpickler does what the attacks say: they are no invention."""
+    import torch.utils.collect_env
+
+    plain = {name: data for name, data in ways() if name.endswith(".pkl") and not name.startswith("from")}
+    called: list[object] = []
+    monkeypatch.setattr(torch.utils.collect_env, "run", lambda *args: called.append(args))
+    for name, data in plain.items():
+        called.clear()
+        stream = io.BytesIO(data)
+        try:
+            while stream.tell() < len(data):
+                pickle.load(stream)
+        except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError):
+            pass
+        assert called, name
+
+
+@pytest.mark.parametrize("file", library_streams())
+def test_streams_of_other_libraries_are_searched(tmp_path: Path, file: str) -> None:
+    path = tmp_path / file
+    library = {"cloud": "cloudpickle", "dill": "dill", "job": "joblib", "packed": "joblib"}.get(
+        file.split(".")[0], "numpy"
+    )
+    pytest.importorskip(library)
+    library_streams()[file](path)
+    report = scan(path)
+    assert report.health != "healthy"
+    word = {"cloud.pkl": "cloudpickle.", "dill.pkl": "dill."}.get(file, "posix.system")
+    assert any(word in reason for reason in report.reasons), report.reasons
+
+
+def test_torch_and_this_list_agree_on_what_weights_only_accepts() -> None:
+    from torch._weights_only_unpickler import _get_allowed_globals
+
+    if torch.__version__.startswith("2.13"):
+        assert set(_get_allowed_globals()) == WEIGHTS_ONLY
+    assert set(ORDINARY) >= WEIGHTS_ONLY | DTENSOR
+
+
+def test_no_ordinary_name_is_a_known_tool_and_each_has_a_reason() -> None:
+    assert all(ORDINARY.values())
+    assert not [name for name in ORDINARY if is_dangerous(name)]
+
+
+def test_ordinary_names_exist_in_the_libraries_that_are_here() -> None:
+    """A name that no library has would only widen the list."""
+    gone = []
+    for name in sorted(ORDINARY):
+        module, attribute = name.rpartition(".")[::2]
+        if module.split(".")[0] not in ("torch", "numpy", "collections", "datetime", "argparse", "types", "random"):
+            continue
+        if module.startswith("torch.cuda.sparse") or "core.multiarray" in module or "core.numeric" in module:
+            continue  # made by torch when it starts; numpy has moved these once
+        try:
+            getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError):
+            gone.append(name)
+    assert gone == []
+
+
+def _objects() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    quantized = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1))
+    optimizer = torch.optim.AdamW(quantized.parameters())
+    return {
+        "namespace": argparse.Namespace(lr=1e-3), "simple": types.SimpleNamespace(lr=1e-3), "path": Path("a"),
+        "when": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "delta": datetime.timedelta(1),
+        "deque": collections.deque([1.0], 3), "default": collections.defaultdict(list, a=[1]),
+        "counter": collections.Counter("aab"), "set": {1, 2}, "frozen": frozenset([1]), "bytes": bytearray(b"x"),
+        "complex": 1j, "slice": slice(1, 2), "range": range(3), "random": random.Random(1),
+        "numpy": np.float32(1), "array": np.ones(3), "objects": np.array(["a", None], dtype=object),
+        "state": np.random.RandomState(0), "generator": np.random.default_rng(0),
+        "rng": generator.get_state(), "device": torch.device("cpu"), "dtype": torch.float32, "size": torch.Size([1]),
+        "sparse": torch.eye(2).to_sparse(), "module": quantized, "optimizer": optimizer,
+        "schedule": torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=9),
+        "scaler": torch.amp.GradScaler("cpu"), "parameter": nn.Parameter(torch.ones(2)),
+        "attention": nn.TransformerEncoderLayer(8, 2, 16), "rnn": nn.LSTM(2, 2),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("kind", _objects())
+def test_what_real_checkpoints_hold_is_not_suspect(tmp_path: Path, kind: str, protocol: int) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({**weights(), kind: _objects()[kind]}, path, pickle_protocol=protocol)
+    report = scan(path)
+    assert report.calls == ()
+    assert report.notes in ((), ("names torch.nn.functional.relu, without calling it",))
+
+
+@pytest.mark.parametrize("name", sorted(set(ORDINARY) - WEIGHTS_ONLY))
+def test_every_ordinary_name_may_be_called(tmp_path: Path, name: str) -> None:
+    module, attribute = name.rpartition(".")[::2]
+    path = tmp_path / "model.pt"
+    path.write_bytes(beside_weights(f"c{module}\n{attribute}\n)\x81".encode("latin-1")))
+    assert scan(path).calls == ()
+
+
+def _policy_files() -> dict[str, bytes]:
+    def saved(value: object, **options: Any) -> bytes:
+        buffer = io.BytesIO()
+        torch.save(value, buffer, **options)
+        return buffer.getvalue()
+
+    files = {f"object-{kind}.pt": saved({**weights(), kind: value}) for kind, value in _objects().items()}
+    files["legacy.pt"] = saved(weights(), _use_new_zipfile_serialization=False)
+    files["protocol-4.pt"] = saved(weights(), pickle_protocol=4)
+    files["protocol-5.pt"] = saved(weights(), pickle_protocol=5)
+    files["nested.pt"] = saved({"a": [weights(), {"b": (1, 2.0, None, True, "text", b"bytes", 1 << 80)}]})
+    files["ordered.pt"] = saved(nn.Linear(2, 2).state_dict())
+    files["meta.pt"] = saved({"m": torch.empty(2, device="meta"), **weights()})
+    files["plain.pkl"] = pickle.dumps({"a": 1.0}, protocol=2)
+    files["mentioned.pt"] = beside_weights(b"cargparse\nNamespace\n")
+    files["call.pt"] = beside_weights(call(RUN))
+    files["list.pt"] = beside_weights(b"]N\x61")
+    files["dup.pt"] = beside_weights(b"]20")
+    files["constants.pt"] = zipped({**attacks.members(weights()), "constants.pkl": b"\x80\x02)."})
+    return files
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_policy_weights_only_says_what_torch_does(tmp_path: Path) -> None:
+    wrong, refused = [], 0
+    for name, data in _policy_files().items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        try:
+            torch.load(path, weights_only=True)
+            accepted = True
+        except Exception:
+            accepted = False
+        report = scan(path, policy="weights-only")
+        assert report.against is not None, name
+        refused += not accepted
+        if (report.against == ()) != accepted:
+            wrong.append((name, accepted, report.against))
+    assert wrong == []
+    assert 10 < refused < len(_policy_files()) - 10
+
+
+def test_split_finds_the_module() -> None:
+    assert split("code.InteractiveInterpreter.runcode") == ("code", "InteractiveInterpreter.runcode")
+    assert split(RUN) == ("torch.utils.collect_env", "run")
+
+
+def test_quarantine_takes_what_is_dangerous_and_leaves_what_is_only_unknown(tmp_path: Path) -> None:
+    from nanproof.checkpoint import scan_series
+    from nanproof.checkpoint.quarantine import quarantine
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "step_1.pt").write_bytes(beside_weights(call("my_project.Config")))
+    (run / "step_2.pt").write_bytes(beside_weights(call(RUN)))
+    moves = quarantine(list(scan_series(run)), tmp_path / "bad")
+    assert [Path(old).name for old, _ in moves] == ["step_2.pt"]

@@ -1,0 +1,76 @@
+"""Changed copies of given inputs, at full speed: the second half of a campaign, without a look at what they reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fuzz.seeds import DICTIONARY
+
+WORDS = [word.encode().decode("unicode-escape").encode("latin-1") for word in DICTIONARY]
+
+
+def mutated(given: list[bytes], rng: random.Random) -> Iterator[bytes]:
+    """Without end: bytes changed, cut, doubled, spliced from another input, or words put in."""
+    while True:
+        data = bytearray(rng.choice(given))
+        for _ in range(1 + int(rng.expovariate(0.7))):
+            at, size = rng.randrange(len(data) + 1), int(rng.expovariate(0.2))
+            match rng.randrange(7):
+                case 0 if at < len(data):
+                    data[at] = rng.randrange(256)
+                case 1 if at < len(data):
+                    data[at] ^= 1 << rng.randrange(8)
+                case 2:
+                    del data[at : at + size]
+                case 3:
+                    data[at:at] = data[at : at + size]
+                case 4:
+                    data[at:at] = rng.choice(WORDS)
+                case 5:
+                    other = rng.choice(given)
+                    start = rng.randrange(len(other) + 1)
+                    data[at : at + size] = other[start : start + size + 8]
+                case _:
+                    data[at:at] = rng.randbytes(1 + size % 4)
+        yield bytes(data[:4096])
+
+
+def main(target: str, corpus: str, seconds: float, seed: int, out: str) -> None:
+    """Throw inputs at a target until the time is over; the first that breaks it is written down."""
+    from fuzz import targets
+
+    targets.FOLDER = Path(out)
+    function = targets.TARGETS[target]
+    targets.warm_up()
+    function(b"")
+    given = [p.read_bytes() for p in Path(corpus).iterdir()] or [b""]
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if event in ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class",
+                     "socket.connect", "ctypes.dlopen", "shutil.rmtree"):  # fmt: skip
+            print(json.dumps({"inputs": count, "broken": f"violation: {event} {str(args)[:200]}"}), flush=True)
+            os._exit(1)
+
+    count, until = 0, time.monotonic() + seconds
+    sys.addaudithook(watch)
+    for data in mutated(given, random.Random(seed)):
+        count += 1
+        try:
+            function(data)
+        except BaseException as error:
+            words = f"{type(error).__name__}: {error}"
+            print(json.dumps({"inputs": count, "broken": words[:300], "data": data.hex()}), flush=True)
+            raise
+        if not count % 64 and time.monotonic() > until:
+            break
+    print(json.dumps({"inputs": count}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

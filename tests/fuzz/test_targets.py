@@ -1,0 +1,44 @@
+"""Every kept input once, and the reports of the readers on random ones; the campaigns themselves are ``make fuzz``."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fuzz.seeds import kept, seeds
+from fuzz.targets import TARGETS, Wrong, fuzz_pickle, fuzz_weights
+from nanproof.checkpoint import finite, machine
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kept_inputs(target: str) -> None:
+    for data in [*seeds(target), *kept(target)]:
+        TARGETS[target](data)
+
+
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - {"lint", "log", "config", "events", "wandb"}))
+def test_mutated_seeds(target: str) -> None:
+    rng = random.Random(27)
+    given = [*seeds(target), *kept(target)]
+    for _ in range(300):
+        data = bytearray(rng.choice(given))
+        for _ in range(rng.randrange(1, 5)):
+            if data:
+                at = rng.randrange(len(data))
+                data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+        TARGETS[target](bytes(data))
+
+
+def test_the_comparison_would_notice_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that forgets the calls of one instruction is found out."""
+    monkeypatch.setattr(machine, "reduce", lambda function, args, seen: {})
+    with pytest.raises(Wrong, match=r"not reported|as a mention"):
+        fuzz_pickle(b"\x80\x02cos\nsystem\nX\2\0\0\0ls\x85R.")
+
+
+def test_the_comparison_would_notice_a_false_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of numbers that never finds one is found out by what torch loads."""
+    monkeypatch.setattr(finite.Sweep, "bad", property(lambda self: False))
+    with pytest.raises(Wrong, match="called finite"):
+        fuzz_weights(seeds("weights")[2])

@@ -1,0 +1,384 @@
+"""Where a bad value comes from: masks, parameters outside the model, the optimizer, the compiler, other ranks."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nanproof
+from nanproof.errors import UsageError
+from nanproof.locating import CollectiveRefused, no_collectives
+from nanproof.locating.suspect import suspect_commit
+from support.ranks import on_ranks
+
+PAD = torch.zeros(2, 4, dtype=torch.bool)
+PAD[1] = True
+FILE = Path(__file__).name
+
+
+def line_of(marker: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(i for i, s in enumerate(lines, 1) if s.endswith(f"# {marker}"))
+
+
+def minus_infinity(dtype: torch.dtype) -> Tensor:
+    return torch.zeros(2, 4, dtype=dtype).masked_fill(PAD, -math.inf)
+
+
+def assigned(w: Tensor, _: nn.Module) -> Tensor:
+    w = w.clone()
+    w[PAD[:, None].expand_as(w)] = -math.inf
+    return w
+
+
+MASKS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "index assignment": assigned,
+    "table": lambda w, _: w + torch.tensor([0.0, -math.inf], dtype=w.dtype)[PAD.long()][:, None],
+    "buffer": lambda w, m: w + m.mask[:, None].to(w.dtype),
+    "attribute": lambda w, m: w + m.plain[:, None].to(w.dtype),
+    "numpy": lambda w, _: w + torch.from_numpy(minus_infinity(torch.float32).numpy())[:, None].to(w.dtype),
+    "log of a boolean": lambda w, _: w + (~PAD).to(w.dtype).log()[:, None],
+    "literal": lambda w, _: w.masked_fill(PAD[:, None], -math.inf),
+    "two lowest numbers": lambda w, _: (
+        w
+        + (
+            torch.zeros(2, 1, 4, dtype=w.dtype).masked_fill(PAD[:, None], torch.finfo(w.dtype).min)
+            + torch.zeros(2, 1, 4, dtype=w.dtype).masked_fill(PAD[:, None], torch.finfo(w.dtype).min)
+        )
+    ),
+}
+
+
+class Attention(nn.Module):
+    mask: Tensor
+
+    def __init__(self, how: Callable[[Tensor, Any], Tensor], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.q, self.how = nn.Linear(8, 8, dtype=dtype), how
+        self.register_buffer("mask", minus_infinity(torch.float32))
+        self.plain = minus_infinity(torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.how(self.q(x) @ x.transpose(1, 2), self)
+        return torch.softmax(scores, -1)  # masked softmax
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", MASKS)
+def test_a_fully_masked_row_is_blamed_at_the_softmax(how: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Attention(MASKS[how], dtype), torch.randn(2, 4, 8, dtype=dtype)
+    losses = [lambda m, b: m(b).float().pow(2).mean()]
+    if how not in ("index assignment", "literal"):  # their gradient is cut off: hiding the NaN heals the step
+        losses.append(lambda m, b: m(b).float().nan_to_num().pow(2).mean())
+    for loss in losses:
+        found = nanproof.locate(loss, model=model, batch=x)
+        assert (found.line, found.mechanism, found.verified) == (line_of("masked softmax"), "masked-row", True), str(
+            found
+        )
+        assert any("the mask comes from" in n for n in found.notes)
+
+
+def test_a_mask_that_leaves_something_is_never_blamed() -> None:
+    model, x = nn.Linear(8, 8), torch.randn(2, 4, 8)
+    mask = torch.zeros(4).masked_fill(torch.tensor([False, True, True, True]), -math.inf)
+
+    def step(m: nn.Module, b: Tensor) -> Tensor:
+        p = torch.softmax(m(b) @ b.transpose(1, 2) + mask, -1)
+        return torch.log(p.sum() * 0)  # not the mask
+
+    assert nanproof.locate(step, model=model, batch=x).line == line_of("not the mask")
+
+
+def test_minus_infinity_in_the_data_is_no_mask() -> None:
+    x = torch.randn(3, 8)
+    x[1, 2] = -math.inf
+    found = nanproof.locate(lambda m, b: m(b["mel"]).relu().mean(), model=nn.Linear(8, 2), batch={"mel": x})
+    assert (found.leaf, found.mechanism) == ("batch mel[1, 2]", "bad-leaf")
+
+
+def test_an_infinity_that_is_divided_away_is_still_the_origin() -> None:
+    model = nn.Linear(4, 4).half()
+    with torch.no_grad():
+        model.bias.fill_(300.0)
+
+    def step(m: nn.Module, b: Tensor) -> Tensor:
+        h = m(b)
+        square = h.pow(2).mean(-1, keepdim=True)  # overflow
+        return (1 / (h / square.sqrt()).float()).mean()  # zero
+
+    found = nanproof.locate(step, model=model, batch=torch.randn(2, 4).half())
+    assert (found.line, found.mechanism, found.verified) == (line_of("overflow"), "range-overflow", True)
+    assert any(f"{FILE}:{line_of('zero')}" in n for n in found.notes)
+
+
+def test_parameters_outside_the_model_are_seen_and_their_gradients_left_alone() -> None:
+    model, head = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+    head.grad = torch.ones(3)
+    kept = head.grad
+
+    def step() -> Tensor:
+        out = model(torch.ones(2, 4))
+        return (out.detach().abs() * head.abs().sqrt()).sum() + out.sum()  # head
+
+    found = nanproof.locate(step, model=model)
+    assert (found.line, found.phase, found.op) == (line_of("head"), "backward", "sqrt")
+    assert head.grad is kept
+    assert torch.equal(kept, torch.ones(3))
+
+
+def test_a_discriminator_keeps_gradients_and_statistics() -> None:
+    model, critic = nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    before = {k: v.clone() for k, v in critic.state_dict().items()}
+    found = nanproof.locate(lambda: torch.log(critic(model(torch.randn(4, 4))) * 0).sum(), model=model)
+    assert found.verified
+    assert all(p.grad is None for p in critic.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in critic.state_dict().items())
+
+
+def test_counters_and_lists_of_modules_are_put_back() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f, self.calls, self.seen, self.state = nn.Linear(2, 2), 0, [0], torch.zeros(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.seen.append(self.calls)
+            self.state.add_(1)
+            self.fresh = True
+            return torch.log(self.f(x) * 0) if self.calls == 1 else self.f(x)
+
+    model = Counting()
+    found = nanproof.locate(lambda m, b: m(b).sum(), model=model, batch=torch.ones(1, 2))
+    assert found.verified
+    assert (model.calls, model.seen, model.state.tolist()) == (0, [0], [0.0, 0.0])
+    assert not hasattr(model, "fresh")
+
+
+def test_a_whole_training_step_is_located_and_changes_nothing() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    weights = [p.clone() for p in model.parameters()]
+
+    def train_step() -> float:
+        optimizer.zero_grad()
+        h = model(torch.ones(2, 4))
+        loss = (h - h.detach()).pow(2).sum().sqrt()  # own backward
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss.item()
+
+    found = nanproof.locate(train_step, model=model)
+    assert (found.line, found.phase, found.op, found.verified) == (line_of("own backward"), "backward", "sqrt", True)
+    assert "safe_sqrt" in str(found)
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert scheduler.last_epoch == 0
+
+
+def test_a_loss_of_weight_zero_is_not_blamed() -> None:
+    model = nn.Linear(2, 2)
+
+    def step() -> tuple[dict[str, Tensor], Tensor]:
+        out = model(torch.ones(1, 2))
+        return {"main": (out - out.detach()).sum().sqrt(), "aux": torch.log(out * 0).sum()}, out
+
+    found = nanproof.locate(step, model=model, loss_weights={"aux": 0})
+    assert (found.op, found.phase) == ("sqrt", "backward")
+    assert nanproof.locate(step, model=model).component == "aux"
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda h: (h * 0) / (h * 0).norm(), "a vector of length zero"),
+        (lambda h: (h * 0).relu() / (h * 0).relu().sum(-1, keepdim=True), "a row that sums to zero"),
+        (lambda h: (h * (h > 99)).sum() / (h > 99).sum(), "the sum over nothing"),
+        (lambda h: (h - h.min()) / ((h * 0).max() - (h * 0).min()) * 0, ""),
+        (lambda h: h[:0].mean(), "nothing is left to average"),
+        (lambda h: (h * 0).half() / ((h * 0).half().norm() + 1e-8), "eps 1e-08 is 0 in float16"),
+    ],
+)
+def test_kinds_of_zero_by_zero_are_told_apart(step: Any, words: str) -> None:
+    model = nn.Linear(3, 4)
+    found = nanproof.locate(lambda: step(model(torch.ones(2, 3))).float().sum(), model=model)
+    assert words in found.why
+
+
+def test_memory_that_nobody_wrote_is_named() -> None:
+    model = nn.Linear(2, 2)
+
+    def step() -> Tensor:
+        out = torch.empty(4, 2)  # never filled whole
+        out[:2] = model(torch.ones(2, 2))
+        return out.sum()
+
+    found = nanproof.locate(step, model=model)
+    assert (found.mechanism, found.line) == ("uninitialized", line_of("never filled whole"))
+    assert found.op == "empty"
+
+
+def test_the_optimizer_that_wrote_a_bad_parameter_is_named() -> None:
+    model = nn.Linear(2, 2).half()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1e-5)
+    optimizer.step()
+    found = nanproof.locate(lambda: model(torch.ones(1, 2).half()).float().sum(), model=model, optimizer=optimizer)
+    assert found.mechanism == "bad-leaf"
+    assert "Adam wrote it: exp_avg_sq is 0 there and eps 1e-08 is 0 in float16" in found.why
+
+
+def test_a_replay_with_another_loss_proves_nothing() -> None:
+    model, draws = nn.Linear(2, 2), iter(range(100))
+
+    def step() -> Tensor:
+        return torch.log(model(torch.ones(1, 2)) * 0).sum() + (math.nan if next(draws) == 0 else 0.0)
+
+    found = nanproof.locate(step, model=model, loss=1.5)
+    assert found.verified is not True
+    assert any("the original's was 1.5" in n for n in found.notes)
+
+
+def test_what_cannot_be_reproduced_says_how_often() -> None:
+    model = nn.Linear(2, 2)
+    found = nanproof.locate(lambda: model(torch.ones(1, 2)).sum(), model=model, loss=math.nan)
+    assert not found.reproduced
+    assert any("0 of 5 replays failed" in n for n in found.notes)
+
+
+def test_locating_does_not_import_the_compiler() -> None:
+    code = (
+        "import sys, torch, nanproof; m = torch.nn.Linear(2, 2)\n"
+        "f = nanproof.locate(lambda: (m(torch.ones(1, 2)) - m(torch.ones(1, 2))).pow(2).sum().sqrt(), model=m)\n"
+        "assert f.verified; assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([__import__("sys").executable, "-c", code], check=True, timeout=120)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:  # compiled wrongly
+        return torch.exp(self.f(x))
+
+
+def test_a_failure_of_compiled_code_alone_is_bisected() -> None:
+    def wrong(graph: Any, _: Any) -> Any:
+        """A backend with a bug: whatever holds an exp comes out as NaN."""
+
+        def run(*inputs: Any) -> Any:
+            bad = any("exp" in str(n.target) for n in graph.graph.nodes)
+            return tuple(o * math.nan if bad and o.is_floating_point() else o for o in graph.forward(*inputs))
+
+        return run
+
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4), Inner(), nn.Linear(4, 1)), backend=wrong)
+    x = torch.randn(3, 4)
+    found = nanproof.locate(lambda: model(x).mean(), model=model)
+    assert (found.mechanism, found.module, found.verified) == ("compiled-only", "1", True)
+    assert (Path(found.file).name, found.line) == (FILE, line_of("compiled wrongly"))
+    assert "it begins in the backend" in found.why
+    assert not bool(model(x).isfinite().all()), "the model is still compiled as it was"
+
+
+def test_the_commit_of_a_line(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    source = tmp_path / "train.py"
+    source.write_text("a = 1\nb = 2\n")
+    assert suspect_commit(str(source), 2) == ""
+    git("init", "-q")
+    git("add", "train.py")
+    git("commit", "-qm", "Use exp")
+    assert suspect_commit(str(source), 2).endswith(": Use exp")
+    assert " by Ada, " in suspect_commit(str(source), 2)
+    source.write_text("a = 1\nb = 3\n")
+    assert "not committed yet" in suspect_commit(str(source), 2)
+
+
+def test_a_library_line_is_reached_from_the_users(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "shelf"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("def loss(x):\n    return (x * 0).log().sum()\n")
+    code = compile((library / "__init__.py").read_text(), str(library / "__init__.py"), "exec")
+    space: dict[str, Any] = {}
+    exec(code, space)
+    model = nn.Linear(2, 2)
+    found = nanproof.locate(lambda: space["loss"](model(torch.ones(1, 2))), model=model)  # my line
+    assert (Path(found.file).name, found.line) == (FILE, line_of("my line"))
+    assert found.stack == ("shelf/__init__.py:2 in loss",)
+    assert "→ shelf/__init__.py:2 in loss" in str(found)
+
+
+def alone(rank: int, kind: str) -> str:
+    model: nn.Module = nn.Linear(2, 1)
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+
+    def step() -> Tensor:
+        out = model(torch.ones(2, 2))
+        if kind == "own reduction":
+            torch.distributed.all_reduce(out.detach().clone())
+        return torch.log(out * 0).sum()
+
+    if rank == 0:  # the other rank does not replay: a collective would wait forever
+        found = nanproof.locate(step, model=model)
+        said = f"{found.reproduced} {found.op} {' '.join(found.notes)}"
+    else:
+        said = ""
+    with no_collectives():
+        try:
+            torch.distributed.barrier()
+        except CollectiveRefused as refused:
+            said += f"; {refused.message}"
+    torch.distributed.barrier()
+    return said
+
+
+@pytest.mark.parametrize("kind", ["ddp", "own reduction"])
+def test_one_rank_alone_never_waits_for_the_others(kind: str) -> None:
+    first, second = on_ranks(alone, kind)
+    if kind == "ddp":
+        assert first.startswith("True log")
+    else:
+        assert first.startswith("False  not located on several ranks: the step communicates (all_reduce)")
+    assert second == "; the step communicates (barrier), and only this rank replays it"
+
+
+def _sampled(model: nn.Module, batch: Tensor) -> Tensor:
+    temperature = 0.0
+    probabilities = torch.softmax(model(batch) / temperature, -1)
+    action = torch.multinomial(probabilities, 1)
+    chosen: Tensor = model(batch).gather(1, action)
+    return chosen.mean()
+
+
+def test_a_step_that_a_bad_value_ends_with_an_error_is_located() -> None:
+    """torch.multinomial, the checks of torch.distributions, a user's own check: there never is a loss."""
+    model = nn.Linear(4, 4)
+    found = nanproof.locate(_sampled, model=model, batch=torch.randn(3, 4))
+    line = _sampled.__code__.co_firstlineno + 2
+    assert (found.line, found.op, found.mechanism, found.verified) == (line, "div", "pole", True)
+    assert found.chain[-1] == "error"
+    assert any("RuntimeError: probability tensor contains" in note for note in found.notes), found.notes
+
+
+def test_an_error_without_a_bad_value_stays_the_users() -> None:
+    with pytest.raises(UsageError, match="cannot be multiplied"):
+        nanproof.locate(lambda m, b: m(b[:, :2]).mean(), model=nn.Linear(4, 4), batch=torch.randn(3, 4))

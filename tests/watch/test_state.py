@@ -1,0 +1,111 @@
+"""How a run stands, told from its log and from outside."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanproof.logs.collect import Collector
+from nanproof.watch.alive import signs_of
+from nanproof.watch.runs import Run
+from nanproof.watch.state import Signs, state_of
+from support.pages import write_log
+
+
+def run_of(path: Path) -> Run:
+    run = Run(0, path)
+    run.poll()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "words"),
+    [
+        ("", "stale", "nothing was logged for"),
+        ("Training completed. Do not forget to share your model\n", "finished", ""),
+        ("Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nRuntimeError: CUDA out of memory\n",
+         "died", "CUDA out of memory"),
+        ("Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nKeyboardInterrupt\n",
+         "interrupted", "KeyboardInterrupt"),
+        ("slurmstepd: error: *** JOB 1 ON a CANCELLED AT 2026-01-01 ***\n", "interrupted", "CANCELLED"),
+        ("step 20 loss nan\nstep 21 loss nan\n", "died", "loss is NaN since step 20 (2 logged values"),
+    ],
+)  # fmt: skip
+def test_what_a_log_says_of_its_end(tmp_path: Path, end: str, kind: str, words: str) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {s} loss {3 - s / 10}\n" for s in range(20)) + end)
+    os.utime(log, (time.time() - 3600,) * 2)
+    state = run_of(log).state()
+    assert state.kind == kind, state
+    assert words in str(state)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(0, "finished"), (66, "stopped"), (1, "died"), (130, "interrupted")])
+def test_a_recorded_exit_code_decides(tmp_path: Path, code: int, kind: str) -> None:
+    write_log(tmp_path / "training_log.jsonl", 10)
+    (tmp_path / "run.json").write_text(json.dumps({"exit_code": code}))
+    assert run_of(tmp_path).state().kind == kind
+
+
+def test_a_bad_step_that_the_guard_skipped_is_no_death(tmp_path: Path) -> None:
+    write_log(tmp_path / "training_log.jsonl", 10)
+    with (tmp_path / "training_log.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 10, "loss": math.nan, "verdict": "nonfinite", "action": "skip"}) + "\n")
+    state = state_of(run_of(tmp_path).series, Signs(exit_code=0))
+    assert (state.kind, state.since) == ("finished", 10)
+
+
+def test_a_held_lock_means_running_and_looking_never_takes_it(tmp_path: Path) -> None:
+    write_log(tmp_path / "training_log.jsonl", 10)
+    lock = tmp_path / ".lock"
+    lock.write_text(f"process 1 on {socket.gethostname()}\n")
+    os.utime(tmp_path / "training_log.jsonl", (time.time() - 3600,) * 2)
+    assert signs_of(tmp_path).open is False
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert signs_of(tmp_path).open is True
+        assert run_of(tmp_path).state().kind == "running"
+    lock.write_text("process 1 on another-machine\n")
+    assert signs_of(tmp_path).open is None
+
+
+def test_a_process_that_has_the_log_open_for_writing_is_seen(tmp_path: Path) -> None:
+    log = tmp_path / "train.jsonl"
+    write_log(log, 10)
+    os.utime(log, (time.time() - 3600,) * 2)
+    code = "import sys, time; f = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(600)"
+    for mode, seen in (("a", True), ("r", None)):
+        child = subprocess.Popen([sys.executable, "-c", code, str(log), mode], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            assert signs_of(log).open is seen
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.communicate(timeout=60)
+
+
+@given(
+    losses=st.lists(st.sampled_from([1.0, math.nan, math.inf]), min_size=1, max_size=30),
+    signs=st.builds(Signs, open=st.sampled_from([True, False, None]), quiet=st.sampled_from([None, 0.0, 1e6]),
+                    exit_code=st.sampled_from([None, 0, 1, 66, 130])),
+)  # fmt: skip
+def test_a_loss_that_ends_non_finite_is_never_called_healthy(losses: list[float], signs: Signs) -> None:
+    log = Collector(source="", format="")
+    log.records([{"step": i, "loss": v} for i, v in enumerate(losses)])
+    state = state_of(log.series(), signs)
+    assert (state.kind == "died") or math.isfinite(losses[-1])
+    assert state.healthy <= math.isfinite(losses[-1])
+    assert str(state)
