@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 
 
 def _main(fn: Callable[..., Any], rank: int, world: int, store: str, args: tuple[Any, ...], results: Any) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.update(OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(world))  # as a launcher would
     import torch
     import torch.distributed as dist
 
