@@ -98,7 +98,8 @@ class ExternalLoop:
         self._forward = False
         """Whether a forward pass has begun whose backward pass has not."""
         self._backwards = 0
-        self._busy = self._in_backward = False
+        self.busy = self._in_backward = False
+        """``busy``: whether the guard is at work and may run passes of its own."""
         self._depth = 0
         self._called: tuple[Any, Any] = ((), {})
         self._rng = RngTracking()
@@ -127,7 +128,7 @@ class ExternalLoop:
         if torch.compiler.is_compiling() or kwargs is None:
             return  # torch still calls a hook that was removed during this very call, without the keyword arguments
         if not self._watches(module):
-            if not self._busy and not self._in_backward and not torch.is_grad_enabled():
+            if not self.busy and not self._in_backward and not torch.is_grad_enabled():
                 self.data.made_new()  # inference: an RL rollout is collected, or an evaluation runs
             return
         self._depth += 1
@@ -164,12 +165,12 @@ class ExternalLoop:
         return None if output is given else output
 
     def _watches(self, module: nn.Module) -> bool:
-        inside = self._busy or self._in_backward  # activation checkpointing runs forward passes again
+        inside = self.busy or self._in_backward  # activation checkpointing runs forward passes again
         return not inside and module.training and torch.is_grad_enabled() and self.guard.open
 
     def begin(self, batch: Any = None) -> None:
         """A forward pass is about to begin: remember random states and buffers."""
-        if not self._busy and self.guard.open:
+        if not self.busy and self.guard.open:
             with self._engine.surviving("beginning a step"):
                 self._begin(batch)
 
@@ -202,7 +203,7 @@ class ExternalLoop:
 
     def before_backward(self, loss: Any, value: Tensor | None = None, *, scaler: Any = None) -> None:
         """A loss is on its way into backward; ``value`` is what it stands for where it was scaled or divided."""
-        if not self._busy and self.guard.open:
+        if not self.busy and self.guard.open:
             with self._engine.surviving("reading a loss"):
                 self._before_backward(loss, value, scaler)
 
@@ -258,7 +259,7 @@ class ExternalLoop:
     def after_backward(self, error: BaseException | None = None) -> None:
         """A backward pass is over; one that raised has left gradients that cannot be used."""
         self._in_backward = False
-        if self._busy:
+        if self.busy:
             return
         if error is not None:
             self.abandon(error)
@@ -431,6 +432,11 @@ class ExternalLoop:
         self._followers[follower] = (tries, updates, answer)
         return answer
 
+    def count_skipped(self, optimizer: Optimizer) -> int:
+        """How many steps of an optimizer were not carried out."""
+        number = self._numbers[id(optimizer)]
+        return self._tries[number] - self._updates[number]
+
     def _stepped(self, optimizer: Optimizer, *, done: bool) -> None:
         number = self._numbers[id(optimizer)]
         self.carried_out = done
@@ -470,11 +476,11 @@ class ExternalLoop:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """A block of the guard's own: ignore passes that it replays."""
-        self._busy = True
+        self.busy = True
         try:
             yield
         finally:
-            self._busy = False
+            self.busy = False
 
     # --- saves, state, the end --------------------------------------------------------------------------------
 
