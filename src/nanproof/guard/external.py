@@ -25,8 +25,8 @@ from .data import DataSource, address_of, describe_batch
 from .guard import Guard
 from .hooks import Hook
 from .optimizer_groups import Members, OptimizerGroup
-from .rng_tracking import RngTracking
 from .readback import Signals
+from .rng_tracking import RngTracking
 from .signals import total_norm
 from .step import Decision, OpenStep, Pass
 from .training import gradients_of, scale_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .options import Options
 
 if TYPE_CHECKING:
-    from .launcher import Begin, Stage
+    from .launcher import Begin
 
 _LEFT_ALONE = ("torch.utils.data", "multiprocessing.", "torch.multiprocessing.pool", "concurrent.")
 _VARIABLE = "NANPROOF_RUN"

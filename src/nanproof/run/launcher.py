@@ -23,6 +23,7 @@ from ..launch import is_first_process
 from .children import after_fork, invite, watch_children
 from .import_hooks import ImportHooks
 from .options import Options
+from .overwritten import Overwritten
 from .program import Program
 from .record import RunRecord
 
@@ -87,6 +88,8 @@ class Stage:
         self._undo.append(watch_children(self._options, self._begin))
         if self._begin is _begin and not self._options.child:
             self._undo.append(invite(self._options))
+            kept = Overwritten(self._options.run_dir, logs_only=True).__enter__()
+            self._undo.append(kept.__exit__)
         self._undo.append(after_fork(self._forked))
         original = os._exit
         self._undo.append(lambda: setattr(os, "_exit", original))

@@ -239,9 +239,7 @@ class Patches:
         among = 1
         if torch.distributed.is_initialized() and not kwargs.get("no_dist"):
             among = torch.distributed.get_world_size(kwargs.get("process_group"))
-        return self._session.save(
-            lambda: original(state_dict, *args, **kwargs), state_dict, target, among=among
-        )
+        return self._session.save(lambda: original(state_dict, *args, **kwargs), state_dict, target, among=among)
 
 
 def _family(kind: type[Any]) -> list[type[Any]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +56,7 @@ class Session:
         self._in_backward = self._stepping = self._scheduling = False
         self._hears_loaders = True
         self._process, self._over = os.getpid(), False
+        self._started, self._overwrites = time.time(), False
         self._rates: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
 
     @property
@@ -237,7 +240,13 @@ class Session:
         """A step of an optimizer; those within it, of optimizers inside others, are part of it."""
         if self._replaying:
             return None  # a hook of the script's
-        if self._in_backward and self.here and closure is None and self._loop is not None and self._loop.owns(optimizer):
+        if (
+            self._in_backward
+            and self.here
+            and closure is None
+            and self._loop is not None
+            and self._loop.owns(optimizer)
+        ):
             self._waiting.add(optimizer, call)
             return None
         loop = self._loop_for(optimizer) if self.here and not self._stepping else None
@@ -343,8 +352,19 @@ class Session:
                 # an open file is empty by now, and the script may put it in the place of a good one
                 raise NonFiniteError(f"refused to save into an open file: {what}", hint="the last save is still good")
             return None
+        with self._surviving("looking at what a save overwrites"):
+            self._notice_overwriting(target)
         with removed([*self.registry.triggers, *(self._loop.hooks if self._loop is not None else [])]):
             return call()
+
+    def _notice_overwriting(self, target: Any) -> None:
+        """Say once that the file of an earlier run is replaced."""
+        if self._overwrites or not isinstance(target, str | os.PathLike):
+            return
+        path = Path(target)
+        if path.is_file() and path.stat().st_mtime < self._started:
+            self._overwrites = True
+            log.warning("nanproof: the script overwrites %s, which an earlier run has saved", path)
 
     # --- other processes, the end -------------------------------------------------------------------------------------
 

@@ -70,8 +70,8 @@ class StepsInBackward:
                 parameter.grad = gradient
         for waiting in held:
             step(waiting.optimizer, waiting.call, None)
-        for parameter, gradient in left:
-            parameter.grad = gradient  # as the hook has left it
+        for parameter, remains in left:
+            parameter.grad = remains  # as the hook has left it
         for waiting in held:
             if waiting.then is not None:
                 waiting.then()
