@@ -591,44 +591,44 @@ OWN_AVERAGES = {
     "diffusers.training_utils": ("diffusers.training_utils.EMAModel(model.parameters())", "step(model.parameters())"),
     "torch_ema": ("torch_ema.ExponentialMovingAverage(model.parameters(), decay=0.9)", "update()"),
 }
+AVERAGE = """
+    import {library}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    average = {make}
+    for i, a, b in batches():
+        optimizer.zero_grad()
+        mse(model(a), b).backward()
+        optimizer.step()
+        average.{update}
+    end = state(optimizer, average)
+"""
+TIMM_SCHEDULE = """
+    from timm.scheduler import CosineLRScheduler
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = CosineLRScheduler(optimizer, t_initial=12, t_in_epochs=False)
+    done = 0
+    for i, a, b in batches():
+        optimizer.zero_grad()
+        mse(model(a), b).backward()
+        optimizer.step()
+        done += 1
+        schedule.step_update(num_updates=done)
+    end = state(optimizer)
+"""
 
 
 @pytest.mark.parametrize("library", OWN_AVERAGES)
 def test_averages_of_other_libraries_are_held(library: str, tmp_path: Path) -> None:
     pytest.importorskip(library)
     make, update = OWN_AVERAGES[library]
-    loop = f"""
-        import {library}
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        average = {make}
-        for i, a, b in batches():
-            optimizer.zero_grad()
-            mse(model(a), b).backward()
-            optimizer.step()
-            average.{update}
-        end = state(optimizer, average)
-    """
-    ran, never_saw = both(tmp_path, loop)
+    ran, never_saw = both(tmp_path, AVERAGE.format(library=library, make=make, update=update))
     assert different(ran.main["end"], never_saw["end"]) == []
     assert ran.outcome.guarded[0]["actions"]["skip"] == 1
 
 
 def test_a_schedule_of_timm_counts_updates_that_were_made(tmp_path: Path) -> None:
     pytest.importorskip("timm.scheduler")
-    loop = """
-        from timm.scheduler import CosineLRScheduler
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        schedule = CosineLRScheduler(optimizer, t_initial=12, t_in_epochs=False)
-        done = 0
-        for i, a, b in batches():
-            optimizer.zero_grad()
-            mse(model(a), b).backward()
-            optimizer.step()
-            done += 1
-            schedule.step_update(num_updates=done)
-        end = state(optimizer)
-    """
-    ran, never_saw = both(tmp_path, loop)
+    ran, never_saw = both(tmp_path, TIMM_SCHEDULE)
     assert different(ran.main["end"], never_saw["end"]) == []
     assert ran.outcome.not_held == {}
 
