@@ -79,7 +79,7 @@ LOOPS = {
     "values that the script makes beside the batch": (
         """
         for i, (a, b) in enumerate(DataLoader(TensorDataset(x, y), batch_size=8)):
-            made = torch.log(torch.zeros(8, 8) - (i == 4))
+            made = torch.log(torch.zeros(8, 8) - float(i == 4))
             step(loss(a, b), model(made.where(made.isnan(), 0)).square().mean())
         """,
         "DataLoader batch 4 (dataset indices 32–39), finite as delivered: the script made the bad values",

@@ -6,16 +6,21 @@ import os
 import sys
 from pathlib import Path
 
-sys.path[:] = [p for p in sys.path if Path(p) != Path(__file__).parent]
-try:
-    from nanproof.run.children import join
 
-    join()
-except Exception as error:  # another interpreter, or an environment without nanproof: it runs as it would without us
-    sys.stderr.write(f"nanproof: process {os.getpid()} is not guarded: {type(error).__name__}: {error}\n")
+def start() -> None:
+    """Join the run, and leave no other trace: the module that the interpreter would have found here is next."""
+    sys.path[:] = [p for p in sys.path if Path(p) != Path(__file__).parent]
+    try:
+        from nanproof.run.children import join
 
-# the interpreter imports one module of this name: the one that it would have found is next
-_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
-if _spec is not None and _spec.loader is not None:
-    sys.modules["sitecustomize"] = _next = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(_next)
+        join()
+    except Exception as error:  # an environment without nanproof: the process runs as it would without us
+        sys.stderr.write(f"nanproof: process {os.getpid()} is not guarded: {type(error).__name__}: {error}\n")
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    start()
