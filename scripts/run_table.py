@@ -38,7 +38,6 @@ def main() -> None:
     named = ["| loop | what the incident says |", "|---|---|"]
     named += [try_batch(name, loop) for name, (loop, _) in BATCHES.items()]
     text = "\n".join([*rows, "", *named])
-    print(text)
     if given.write:
         packages = [p for p in ("timm", "diffusers", "ema_pytorch", "torch_ema") if importlib.util.find_spec(p)]
         write_table("run.md", "run_table", text, tuple(packages))
@@ -47,25 +46,31 @@ def main() -> None:
 def try_loop(name: str, loop: str) -> str:
     """One line of the table, or none when its library is not installed."""
     source = HEAD + textwrap.dedent(loop)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             bare = plain(Path(folder), source)["end"]
         except ImportError:
             return ""
         ran = guarded(Path(folder), source)
+        if ran.outcome.exit_code:
+            raise SystemExit(f"{name}: exit code {ran.outcome.exit_code}\n{said.getvalue()}")
         without = plain(Path(folder), source, "--without")["end"]
     weights = {k: v for k, v in bare[0].items() if k != "mask"} if isinstance(bare[0], dict) else bare[0]
     left = different(ran.main["end"], without)
     skipped = ran.outcome.guarded[0].get("actions", {}).get("skip", 0)
     end = "finite" if is_finite(weights) else "weights not finite"
-    return f"| {name} | {end} | {skipped} | {'bit-equal' if not left else f'differs in {len(left)} tensors'} |"
+    row = f"| {name} | {end} | {skipped} | {'bit-equal' if not left else f'differs in {len(left)} tensors'} |"
+    print(row, flush=True)
+    return row
 
 
 def try_batch(name: str, loop: str) -> str:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         ran = guarded(Path(folder), BATCH_HEAD + textwrap.dedent(loop))
         notes = [note for note in ran.incidents[0]["notes"] if "batch" in note]
-    return f"| {name} | {notes[0] if notes else 'no batch'} |"
+    row = f"| {name} | {notes[0] if notes else 'no batch'} |"
+    print(row, flush=True)
+    return row
 
 
 if __name__ == "__main__":
