@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ..files import make_folder, write_atomic
-from ..logs.find import find_logs
 
 log = logging.getLogger("nanproof")
 
@@ -54,7 +53,7 @@ class Overwritten:
             return
         if not place.is_file() or not place.stat().st_size:
             return
-        if self._logs_only and (place.stat().st_mtime >= self._started or not find_logs(place)):
+        if self._logs_only and (place.stat().st_mtime >= self._started or not _is_log(place)):
             return
         if place.stat().st_size > LARGEST:
             self.too_large.append(place)
@@ -76,6 +75,12 @@ class Overwritten:
                     done.append(os.path.relpath(place))
         self._kept = {}
         return done
+
+
+def _is_log(path: Path) -> bool:
+    from ..logs.find import find_logs  # brings numpy, which a program may want to import itself first
+
+    return bool(find_logs(path))
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
