@@ -22,16 +22,13 @@ from trainings import (
     Task,
     Training,
     balance,
-    contrastive,
     ctc,
     diffusion,
     draw_shapes,
-    finetune,
     gan,
     image,
     ppo,
     q_learning,
-    rare,
     recurrent,
     regression,
     text,
@@ -89,9 +86,7 @@ def residual(layers: int = 6, normed: bool = True, batch: int = 32, flipped: flo
         def forward(self, x: Tensor) -> Tensor:
             return x + self.down(F.relu(self.up(self.norm(x))))
 
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(144, 32), *(Block() for _ in range(layers)), nn.Linear(32, 4)
-    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), *(Block() for _ in range(layers)), nn.Linear(32, 4))
 
     def loss(step: int) -> Tensor:
         x, y = draw_shapes(batch, 0.3)
@@ -179,9 +174,7 @@ def _rates(training: Training, *rates: float) -> list[Training]:
 
 
 def _t(task, name, optimizer="sgd", lr=0.1, schedule="constant", clip=None, precision="float32", **knobs):  # type: ignore[no-untyped-def]
-    return Training(
-        task, f"{task.__name__}, {name}", optimizer, lr, schedule, clip, tuple(knobs.items()), precision
-    )
+    return Training(task, f"{task.__name__}, {name}", optimizer, lr, schedule, clip, tuple(knobs.items()), precision)
 
 
 def _climb(task, lr, optimizer="adam", precision="float16", **knobs):  # type: ignore[no-untyped-def]

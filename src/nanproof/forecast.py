@@ -2,9 +2,10 @@
 
 >>> forecast = Forecast()
 >>> for step in range(60):
-...     warning = forecast.read(step, {"absmax/blocks.7": 20.0 * 1.19 ** max(0, step - 25)}, {"absmax/blocks.7": 65504.0})
+...     largest = 20.0 * 1.19 ** max(0, step - 25)
+...     warning = forecast.read(step, {"absmax/blocks.7": largest}, {"absmax/blocks.7": 65504.0})
 ...     if warning: print(warning); break
-output of blocks.7 grows 1.19 × per step and reaches 65,504 in about 33 steps (at step ~71)
+the largest output of blocks.7 grows 1.13 × per step and reaches 65,504 in about 57 steps (at step ~91)
 
 Pure: numbers in, a risk from 0 to 1 with its reasons out. The guard feeds it what it reads from the device; `watch` and
 `diagnose` feed it what a log holds. It never decides about a step.
@@ -24,7 +25,7 @@ WARN, CRITICAL, CLOSER = 0.5, 0.9, 0.2
 """The risk from which a warning is due; the one from which it is urgent; the one from which to read at every step."""
 
 SMOOTH, GAP, TREND, LEAST = 5, 10, 16, 12
-"""Readings that make up a level; the newest that are not history yet; those of a trend; those needed to say anything."""
+"""Readings that make up a level; the newest that are not history yet; those of a trend; those needed at all."""
 CALM = 100
 """Readings without risk after which a new rise is news again."""
 STEADY = 0.02
@@ -53,14 +54,14 @@ class Quantity:
 
 QUANTITIES: Mapping[str, Quantity] = {
     "loss": Quantity(words="the loss", margin=3.0),
-    "grad_norm": Quantity(words="the gradient norm", limit=NORM_MAX, margin=3.0),
-    "absmax": Quantity(words="output of {}"),
-    "logits": Quantity(words="largest attention logit of {}"),
-    "update_ratio": Quantity(words="update of {} relative to its size", limit=1.0, margin=math.inf, far=math.inf, high=0.1),
-    "g2_over_v": Quantity(words="squared gradient of {} relative to Adam's second moment", limit=1e4, far=math.inf),
+    "grad_norm": Quantity(words="the gradient norm{}", limit=NORM_MAX, margin=3.0),
+    "absmax": Quantity(words="the largest output{}"),
+    "logits": Quantity(words="the largest attention logit{}"),
+    "update_ratio": Quantity(words="the update{}", limit=1.0, margin=math.inf, high=0.1),
     "scale": Quantity(words="the loss scale", limit=1.0, far=math.inf, falls=True),
-    "unmoved": Quantity(words="the share of parameters that do not move", limit=1.0, far=math.inf),
+    "entropy": Quantity(words="the entropy", limit=0.01, far=math.inf, falls=True),
 }
+"""What is forecast, by the part of a series' name before the slash; other series say nothing about the risk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +90,16 @@ class Trend:
     def __str__(self) -> str:
         kind, _, where = self.name.partition("/")
         quantity = QUANTITIES.get(kind)
-        what = quantity.words.format(where) if quantity is not None and (where or "{" not in quantity.words) else self.name
-        falls = self.rate < 1
-        pace = f"falls to {self.rate:.3g} ×" if falls else f"grows {self.rate:.3g} ×"
-        if self.left > 10 * HORIZON:
-            return f"{what} {pace} per step and is {self.beyond:,.3g} times {'below' if falls else 'above'} its range so far"
+        what = quantity.words.format(f" of {where}" if where else "") if quantity is not None else self.name
+        if quantity is not None and quantity.high <= self.value:
+            return f"{what} is {self.value:.2g} of the weights' size, at every step (healthy: below {quantity.high:g})"
+        pace = f"falls to {self.rate:.3g} ×" if self.rate < 1 else f"grows {self.rate:.3g} ×"
+        if self.left > 2 * HORIZON:
+            side = "below" if self.rate < 1 else "above"
+            return f"{what} {pace} per step and is {self.beyond:,.3g} times {side} its range so far"
         left = max(1, round(self.left))
-        return f"{what} {pace} per step and reaches {self.limit:,.6g} in about {left:,} steps (at step ~{self.step + left:,})"
+        steps = f"{left:,} step{'s' if left > 1 else ''}"
+        return f"{what} {pace} per step and reaches {self.limit:,.6g} in about {steps} (at step ~{self.step + left:,})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,14 @@ class EarlyWarning:
     def __str__(self) -> str:
         return "; ".join(map(str, self.trends[:2]))
 
+    def to_json(self) -> dict[str, object]:
+        """For the log: the sentence, and what a chart needs to draw the forecast."""
+        drawn = [{k: getattr(t, k) for k in ("name", "value", "limit", "rate", "left")} for t in self.trends[:3]]
+        return {
+            "step": self.step, "risk": round(self.risk, 4), "severity": self.severity, "reason": str(self),
+            "trends": drawn,
+        }  # fmt: skip
+
 
 class Forecast:
     """Follows the series of one run."""
@@ -119,6 +131,7 @@ class Forecast:
         self.trends: tuple[Trend, ...] = ()
         """What the risk consists of, the most pressing first."""
         self._series: dict[str, _Series] = {}
+        self._limits: dict[str, float] = {}
         self._said: EarlyWarning | None = None
         self._calm = 0
 
@@ -127,16 +140,18 @@ class Forecast:
         """Whether what costs something to read should be read at every step for now."""
         return self.risk >= CLOSER
 
+    def set_limit(self, name: str, limit: float) -> None:
+        """Follow a series that is not one of `QUANTITIES`, or with a limit of its own, approached from either side."""
+        self._limits[name] = limit
+
     def read(
         self, step: int, values: Mapping[str, float], limits: Mapping[str, float] | None = None
     ) -> EarlyWarning | None:
         """Take in what was read at a step; a warning when one is due, once, and again only when it has worsened."""
         for name, value in values.items():
-            series = self._series.get(name)
-            if series is None:
-                quantity = QUANTITIES.get(name.partition("/")[0], QUANTITIES["absmax"])
-                series = self._series[name] = _Series(name, quantity)
-            series.add(step, value, (limits or {}).get(name))
+            series = self._series.get(name) or self._follow(name, value)
+            if series is not None:
+                series.add(step, value, (limits or {}).get(name))
         found = [s.trend for s in self._series.values() if s.trend is not None]
         self.trends = tuple(sorted(found, key=lambda t: -t.risk))
         # several quantities out of their range are worse than one; several tensors of one quantity are one sign
@@ -146,6 +161,16 @@ class Forecast:
             worst[kind] = max(worst.get(kind, 0.0), trend.risk)
         self.risk = 1.0 - math.prod(1.0 - r for r in worst.values())
         return self._due(step)
+
+    def _follow(self, name: str, value: float) -> _Series | None:
+        quantity, limit = QUANTITIES.get(name.partition("/")[0]), self._limits.get(name)
+        if limit is not None and math.isfinite(value):
+            words = quantity.words if quantity is not None else name
+            quantity = Quantity(words=words, limit=limit, far=math.inf, falls=abs(value) > limit)
+        if quantity is None:
+            return None
+        self._series[name] = _Series(name, quantity)
+        return self._series[name]
 
     def _due(self, step: int) -> EarlyWarning | None:
         if self.risk < WARN:
