@@ -83,9 +83,7 @@ class Checkpoints:
         known: dict[str, Any] = _read_index(index)
         entries = [e for e in known.get("saved", []) if e["name"] != path.name and (path.parent / e["name"]).exists()]
         pinned, self.pin_next = self.pin_next and trusted, self.pin_next and not trusted
-        entries.append(
-            {"name": path.name, "update": update, "trusted": trusted, **({"pinned": True} if pinned else {})}
-        )
+        entries.append({"name": path.name, "update": update, "trusted": trusted, "pinned": pinned})
         last = path.name if trusted else known.get("last_good")
         kept = entries[-self._keep :]
         kept += [e for e in entries[: -self._keep] if e["name"] == last or e.get("pinned")]

@@ -763,7 +763,8 @@ class Engine:
                 done = "; a snapshot follows, and the next checkpoint is kept"
         self.tally.warn(verdict)
         if self.ranks.rank == 0:
-            log.warning("nanproof: step %s: %s warning: %s%s", f"{early.step:,}", early.severity, said, done)
+            urgent = "early warning" if early.severity == "warning" else "it gets worse"
+            log.warning("nanproof: step %s: %s: %s%s", f"{early.step:,}", urgent, said, done)
         self._tell_event(event="warning", **early.to_json())
         if how == "heal":
             self.healer.allow()
