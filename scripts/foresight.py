@@ -1,4 +1,4 @@
-"""Trains runs that die by themselves and healthy ones, and measures how early a forecast warns; writes docs/foresight.md.
+"""Trains runs that die by themselves, and healthy ones: how early does a forecast warn? Writes docs/foresight.md.
 
 python scripts/foresight.py             # what `make foresight` does; resumes where it stopped
 python scripts/foresight.py --report    # only the report, of what was recorded before
@@ -51,7 +51,8 @@ def main() -> int:
     if not given.report:
         words = [sys.executable, __file__, "--out", str(given.out), "--part"]
         parts = [subprocess.Popen([*words, str(n)], env={**os.environ, "OMP_NUM_THREADS": "1"}) for n in range(2)]
-        if any([part.wait() for part in parts]):
+        codes = [part.wait() for part in parts]
+        if any(codes):
             print("error: a training failed, see above. Next: mend it and run this again; what is done stays")
             return 2
     runs = [judge(r) for r in load(given.out)]
@@ -82,7 +83,9 @@ def record_all(out: Path, part: int) -> None:
             run = record(training, seed, STEPS if kind == "dying" else SLOW.get(training.family, STEPS))
             run.save(target.with_suffix(".part.npz"))
             target.with_suffix(".part.npz").replace(target)
-            print(f"{training}, seed {seed}: {f'died at {run.death}' if run.death is not None else 'lived'}", flush=True)
+            print(
+                f"{training}, seed {seed}: {f'died at {run.death}' if run.death is not None else 'lived'}", flush=True
+            )
     originals = [(case, seed) for seed in range(SEEDS_ORIGINAL) for case in find_all()]
     for case, seed in originals[part::2]:
         folder = out / "originals" / f"{case.name}-{seed}"
@@ -102,8 +105,8 @@ def load(out: Path) -> list[Recorded]:
 
 def original(path: Path) -> Recorded:
     """The run of an original, as its own log has it: nothing but loss, gradient norm, scale and largest activation."""
-    from nanproof.logs.foresee import HALF_MAX, chosen_columns
     from nanproof.logs import read
+    from nanproof.logs.foresee import HALF_MAX, chosen_columns
 
     series = read(path)
     columns = chosen_columns(series)
@@ -165,7 +168,9 @@ def judge(run: Recorded) -> Judged:
 def risks(run: Recorded) -> np.ndarray:
     """The risk at every step, with the readings that the guard would have made."""
     outputs = [k for k in run.series if k.startswith("absmax/")]
-    room = {k: math.log(run.limits.get(k, 3.4e38) / v) for k in outputs if 0 < (v := float(run.series[k][0])) < math.inf}
+    room = {
+        k: math.log(run.limits.get(k, 3.4e38) / v) for k in outputs if 0 < (v := float(run.series[k][0])) < math.inf
+    }
     outputs = sorted(room, key=lambda k: room[k])[:OUTPUTS] or outputs
     tensors = [k for k in run.series if k.startswith(("update_ratio/", "grad_norm/"))]
     free = [k for k in ("loss", "grad_norm", "scale") if k in run.series]
@@ -241,7 +246,13 @@ USUAL["loss-scale halvings in 100 steps"] = 1
 def report(runs: Sequence[Judged]) -> str:
     unseen = [r for r in runs if r.run.family not in TUNED]
     tuned = [r for r in runs if r.run.family in TUNED]
-    parts = [headline(unseen, "never tuned on"), headline(tuned, "tuned on"), by_family(runs), roc(unseen), missed(unseen)]
+    parts = [
+        headline(unseen, "never tuned on"),
+        headline(tuned, "tuned on"),
+        by_family(runs),
+        roc(unseen),
+        missed(unseen),
+    ]
     return "\n\n".join(parts)
 
 
@@ -254,6 +265,7 @@ def headline(runs: Sequence[Judged], which: str) -> str:
     early = [n for n in leads if n is not None and n >= LEAD]
     shares = [n / r.length for n, r in zip(leads, building, strict=True) if n is not None and n >= LEAD]
     sudden = [r.lead("forecast", WARN) for r in deaths if not r.builds_up]
+    in_time = sum(n is not None and n >= LEAD for n in sudden)
     low, middle, high = np.percentile(early, [25, 50, 75]) if early else (math.nan,) * 3
     return f"""### Families {which}
 
@@ -264,7 +276,7 @@ def headline(runs: Sequence[Judged], which: str) -> str:
 | … warned of at all | {sum(n is not None for n in leads)} |
 | lead in steps: median (quartiles) | {middle:.0f} ({low:.0f} to {high:.0f}) |
 | lead as a share of the run: median | {np.median(shares) if shares else math.nan:.0%} |
-| deaths without build-up | {len(sudden)}, of which {sum(n is not None and n >= LEAD for n in sudden)} warned of {LEAD} steps ahead |
+| deaths without build-up | {len(sudden)}, of which {in_time} warned of {LEAD} steps ahead |
 | healthy runs | {len(healthy)} |
 | false warnings | **{false}** in {steps:,} steps: {100_000 * false / max(1, steps):.2f} per 100,000 |"""
 
@@ -295,11 +307,15 @@ def roc(runs: Sequence[Judged]) -> str:
         curve = [point(runs, building, steps, name, t) for t in thresholds(runs, name)]
         at = point(runs, building, steps, name, usual)
         best = [max((y for x, y in curve if x <= limit), default=0.0) for limit in allowed]
-        rows.append(f"| {name} | {usual:g}: {at[1]:.0%} at {at[0]:.1f} | " + " | ".join(f"{y:.0%}" for y in best) + " |")
+        rows.append(
+            f"| {name} | {usual:g}: {at[1]:.0%} at {at[0]:.1f} | " + " | ".join(f"{y:.0%}" for y in best) + " |"
+        )
     head = "| detector | as usually set: share of deaths at false warnings per 100,000 steps | " + " | ".join(
         f"≤ {n}" for n in allowed
     )
-    return "### Against simple rules, on families never tuned on\n\n" + "\n".join([f"{head} |", "|---|---|" + "---|" * 4, *rows])
+    return "### Against simple rules, on families never tuned on\n\n" + "\n".join(
+        [f"{head} |", "|---|---|" + "---|" * 4, *rows]
+    )
 
 
 def thresholds(runs: Iterable[Judged], name: str) -> list[float]:

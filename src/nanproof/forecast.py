@@ -21,7 +21,7 @@ from statistics import median
 from typing import Literal
 
 Severity = Literal["warning", "critical"]
-WARN, CRITICAL, CLOSER = 0.5, 0.9, 0.2
+WARN, CRITICAL, CLOSER = 0.65, 0.9, 0.2
 """The risk from which a warning is due; the one from which it is urgent; the one from which to read at every step."""
 
 SMOOTH, GAP, TREND, LEAST = 5, 10, 16, 12
