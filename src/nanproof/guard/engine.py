@@ -748,8 +748,7 @@ class Engine:
 
     def observe(self, name: str, value: Tensor | float, limit: float | None) -> None:
         """A number of the loop's own, sent and logged with the next step."""
-        with self.surviving("observing a number of the loop"):
-            self._foresight.observe(name, value, limit)
+        self._foresight.observe(name, value, limit)
 
     def _answer_warning(self, early: EarlyWarning) -> None:
         """The run is likely to break soon: say so, and do what the policy wants; the step itself stays as it is."""

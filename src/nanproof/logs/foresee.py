@@ -66,7 +66,7 @@ class Outlook:
             return None
         ordered = sorted(rows)
         return Column(
-            name="risk", role="metric", rows=np.array(ordered), steps=np.array([rows[r][0] for r in ordered]),
+            name="risk", role="other", rows=np.array(ordered), steps=np.array([rows[r][0] for r in ordered]),
             values=np.array(risks), total=len(risks),
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ class Outlook:
             whole = values < FLOAT32_MAX
             found.append(
                 Column(
-                    name=f"forecast/{self._names[trend.name]}", role="metric", rows=np.full(int(whole.sum()), row),
+                    name=f"forecast/{self._names[trend.name]}", role="other", rows=np.full(int(whole.sum()), row),
                     steps=(trend.step + ahead[whole]).astype(np.int64), values=values[whole], total=int(whole.sum()),
                 )
             )  # fmt: skip
@@ -95,8 +95,8 @@ class Outlook:
 
 def joined(columns: Sequence[Column]) -> Column:
     """Columns of one quantity, one after the other."""
-    parts = {k: np.concatenate([getattr(c, k) for c in columns]) for k in ("rows", "steps", "values")}
-    return replace(columns[0], total=sum(c.total for c in columns), **parts)
+    rows, steps, values = (np.concatenate([getattr(c, k) for c in columns]) for k in ("rows", "steps", "values"))
+    return replace(columns[0], total=sum(c.total for c in columns), rows=rows, steps=steps, values=values)
 
 
 def foresee(series: Series) -> Outlook:
