@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import NanproofError, UsageError
+from ..forecast import CLOSER
 from ..logs import Column, Follower, Series, find_logs
 from ..logs.foresee import Outlook, joined
 from ..records import Incident, to_json
@@ -53,7 +54,8 @@ class Run:
             return drawn
         parts = self._risks[-1:] if new else self._risks
         self._risks = [joined(self._risks)]
-        return [joined(parts), *drawn]
+        shown = joined(parts)
+        return [shown, *drawn] if (shown.values >= CLOSER).any() else drawn  # a curve of zeros tells nothing
 
     @property
     def series(self) -> Series:
