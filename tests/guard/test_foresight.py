@@ -49,7 +49,7 @@ def dying(run_dir: Path | None = None, steps: int = 185, **options: Any) -> tupl
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "rmsprop"])
 def test_each_signal_is_what_a_plain_computation_gives(kind: str) -> None:
     seed_everything()
-    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
+    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
     make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}[kind]
     optimizer = make(model.parameters(), lr=0.01)
     precursors = Precursors(list(model.named_parameters()), [optimizer])
