@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..guard import Guard
 from ..guard.observers import Observer
 from ..records import Action, Reading, Verdict
+from ..tensors import has_memory
 from .module_lookup import Loose, find_owners
 
 log = logging.getLogger("nanproof")
@@ -98,14 +99,17 @@ class Attachment:
             return
         if self._passes == PASSES:
             known, held = self._known(), [(ref(), old) for ref, old in self._samples.values()]
-            changed = [p for p, old in held if p is not None and not torch.equal(_sample(p), old)]
-            unguarded = [p for p in changed if not (self.attached or self.stepping) or id(p) not in known]
+            here = [(p, old) for p, old in held if p is not None and has_memory(_local(p))]
+            changed = [p for p, old in here if not torch.equal(_sample(p), old)]
+            guarded = self.attached or self.stepping
+            unguarded = [p for p in changed if not guarded or (id(p) not in known and not _is_gathered(p))]
             self._samples.clear()
             if unguarded:
                 self._tell(unguarded, known)
             return
         leaves = leaves_of(losses)
         parameters = [p for p in leaves if isinstance(p, nn.Parameter)] or leaves
+        parameters = [p for p in parameters if has_memory(_local(p))]  # not those that FSDP has gathered and freed
         for p in sorted(parameters, key=lambda p: p.numel())[:SAMPLED]:
             self._samples.setdefault(id(p), (weakref.ref(p), _sample(p)))
 
@@ -188,7 +192,17 @@ def parameters_in(optimizers: Iterable[Optimizer]) -> set[int]:
     return {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
 
 
+def _is_gathered(tensor: Tensor) -> bool:
+    """Whether this is what FSDP has gathered for a pass: it changes with the shards, which the optimizer steps."""
+    return any(hasattr(o, "unshard") or type(o).__name__ == "FullyShardedDataParallel" for o in find_owners([tensor]))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, or the tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def _sample(tensor: Tensor) -> Tensor:
     """Some values of a tensor, as they are now."""
-    values = getattr(tensor, "_local_tensor", tensor).detach().reshape(-1)
+    values = _local(tensor).detach().reshape(-1)
     return values[:: max(1, values.numel() // VALUES)].clone()
