@@ -44,6 +44,7 @@ class Training:
     schedule: str = "cosine"
     clip: float | None = 1.0
     knobs: tuple[tuple[str, Any], ...] = ()
+    precision: str = "float32"
 
     def __str__(self) -> str:
         return self.name or self.task.__name__
@@ -87,6 +88,8 @@ def rate(schedule: str, step: int, steps: int) -> float:
             return warm
         case "restarts":  # cosine with warm restarts: the rate jumps back up five times
             return 0.5 + 0.5 * math.cos(math.pi * (step % (steps // 5)) / (steps // 5))
+        case "climbing":  # doubled every forty steps: a warm-up that nobody has set an end to
+            return 2.0 ** (step / 40)
         case "steps":  # divided by ten at half time and at three quarters
             return warm * 0.1 ** ((step > steps // 2) + (step > 3 * steps // 4))
         case _:
@@ -140,13 +143,13 @@ class Transformer(nn.Module):
         return self.head(self.blocks(h, mask=mask, is_causal=True))
 
 
-def text(batch: int = 8, curriculum: bool = False, half: bool = False) -> Task:
-    """Next byte of Python's own source; a curriculum doubles the length of the texts at a third of the way."""
+def text(batch: int = 8, curriculum: bool = False, half: bool = False, switch: int = STEPS // 3) -> Task:
+    """Next byte of Python's own source; a curriculum makes the texts longer at the step ``switch``."""
     data = torch.tensor([b for b in inspect.getsource(json.decoder).encode() if b < 128])
     model = Transformer()
 
     def loss(step: int) -> Tensor:
-        n = 12 if curriculum and step < STEPS // 3 else 40
+        n = 12 if curriculum and step < switch else 40
         at = torch.randint(0, len(data) - n - 1, (batch,))[:, None] + torch.arange(n + 1)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             logits = model(data[at[:, :-1]])

@@ -23,7 +23,7 @@ from .location import Location as Location
 from .location import TensorFacts as TensorFacts
 
 Kind = Literal[
-    "ok", "pending", "nonfinite", "overflow", "spike", "exception", "headroom", "dead", "unmoved", "guard-failed"
+    "ok", "pending", "nonfinite", "overflow", "spike", "exception", "forecast", "dead", "unmoved", "guard-failed"
 ]
 Level = Literal[
     "input", "prediction", "loss", "gradient", "parameter", "buffer", "hyperparameter", "activation", "guard"
@@ -48,6 +48,8 @@ class Reading:
     """Levels at which something non-finite was seen, for example ("input", "loss")."""
     watched: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    risk: float | None = None
+    """How likely the run is to break soon, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanproof.errors import UsageError
-from nanproof.guard.judge import Trends, judge
+from nanproof.guard.judge import judge
 from nanproof.guard.policy import History, Policy, Recoveries, decide
 from nanproof.guard.window import Limits, Window
 from nanproof.records import Action, Reading, Verdict
@@ -131,7 +131,7 @@ def test_a_window_round_trips() -> None:
     assert b.limits() == a.limits()
 
 
-KINDS = ["nonfinite", "overflow", "spike", "headroom", "dead", "unmoved", "pending", "exception", "ok"]
+KINDS = ["nonfinite", "overflow", "spike", "forecast", "dead", "unmoved", "pending", "exception", "ok"]
 LEVELS = [None, "input", "prediction", "loss", "gradient", "parameter", "buffer"]
 ORIGINS = [None, "transient", "range", "data", "state", "scale"]
 
@@ -152,7 +152,7 @@ def test_what_the_policy_may_never_do() -> None:
     for verdict, history, policy, means, action in everything():
         seen.add(action.kind)
         harmful = verdict.kind in ("nonfinite", "overflow")
-        if verdict.ok or verdict.kind in ("headroom", "dead"):
+        if verdict.ok or verdict.kind in ("forecast", "dead"):
             assert action.kind == "commit"
         if policy.mode == "observe":
             assert action.kind == "commit"
@@ -217,17 +217,6 @@ def test_policies_by_name() -> None:
     assert dataclasses.asdict(Policy.named("default")) == dataclasses.asdict(Policy())
     with pytest.raises(UsageError, match=r"policy is 'lenient'\. Next: use one of default, strict, observe"):
         Policy.named("lenient")
-
-
-def test_headroom_must_shrink_steadily_and_be_small() -> None:
-    trends = Trends(patience=3, bits=6)
-    assert not any(trends.headroom(i, {"a": 100.0 - i}) for i in range(50)), "plenty left"
-    trends = Trends(patience=3, bits=6)
-    wobble = [5.0, 4.0, 5.0, 4.0, 5.0, 4.0]
-    assert not any(trends.headroom(i, {"a": b}) for i, b in enumerate(wobble)), "not steady"
-    trends = Trends(patience=3, bits=6)
-    warned = [trends.headroom(i, {"a": b}) for i, b in enumerate([7.0, 6.5, 6.2, 5.9, 5.5])]
-    assert [w is not None for w in warned] == [False, False, False, True, False]
 
 
 def test_infinite_limits_let_everything_finite_pass() -> None:

@@ -116,6 +116,29 @@ def test_a_death_is_drawn_to_the_last_logged_step(
     assert errors(browser) == []
 
 
+def test_a_forecast_is_drawn_and_its_risk_is_a_band(
+    browser: webdriver.Chrome, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    """A log that no guard wrote: an activation in float16 grows and will reach 65,504 some steps after its end."""
+    log = tmp_path / "train.jsonl"
+    rows = (
+        {"step": s, "loss": 2.0, "loss_scale": 1024.0, "activation": 20 * 1.15 ** max(0, s - 110)} for s in range(150)
+    )
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ready(browser, serve(str(log)))
+    titles = [f.text for f in browser.find_elements(By.CSS_SELECTOR, "figcaption .title")]
+    assert {"activation", "risk"} <= set(titles)
+    assert not any(t.startswith("forecast") for t in titles), "drawn in the chart of its series"
+    number = titles.index("activation")
+    end = float(browser.find_elements(By.CSS_SELECTOR, ".plot")[number].get_attribute("data-high") or 0)
+    assert 155 < end < 190, "the axis reaches to the step of the limit"
+    # the band where the risk is high, and the dashed line behind the last logged step
+    assert of_color(browser, "#d98a00", 142, 148, number) > 0.5
+    assert of_color(browser, "#d98a00", 20, 90, number) == 0
+    assert of_color(browser, BLUE, 151, end - 1, number) > 0
+    assert errors(browser) == []
+
+
 @given(
     values=st.lists(st.sampled_from([1.0, 2.0, math.nan, math.inf, -math.inf]), min_size=1, max_size=40),
     first=st.integers(0, 10**6), gap=st.integers(1, 1000),

@@ -39,7 +39,7 @@ def command(
 
         for run in found:
             run.poll()
-        screen.data([glance(r.name, r.series, r.incidents(), r.state()) for r in found])
+        screen.data([glance(r.name, r.series, r.incidents(), r.state(), r.outlook) for r in found])
         return 0
     from ..watch.tui import watch
 

@@ -33,6 +33,8 @@ class Checkpoints:
         self._run = run
         self._keep = keep
         self.last_good: Path | None = None
+        self.pin_next = False
+        """Whether the next checkpoint is kept for good: a warning says that it may be the last good one."""
 
     # --- writing ----------------------------------------------------------------------------------------------
 
@@ -80,10 +82,11 @@ class Checkpoints:
         index = path.parent / LAST_GOOD
         known: dict[str, Any] = _read_index(index)
         entries = [e for e in known.get("saved", []) if e["name"] != path.name and (path.parent / e["name"]).exists()]
-        entries.append({"name": path.name, "update": update, "trusted": trusted})
+        pinned, self.pin_next = self.pin_next and trusted, self.pin_next and not trusted
+        entries.append({"name": path.name, "update": update, "trusted": trusted, "pinned": pinned})
         last = path.name if trusted else known.get("last_good")
         kept = entries[-self._keep :]
-        kept += [e for e in entries[: -self._keep] if e["name"] == last]
+        kept += [e for e in entries[: -self._keep] if e["name"] == last or e.get("pinned")]
         # the record first: a kill in between leaves a file too many, never one too few
         write_atomic(
             index, json.dumps({"last_good": last, "saved": [e for e in entries if e in kept]}, indent=1) + "\n"

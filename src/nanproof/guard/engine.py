@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ..captured import CapturedState
 from ..errors import DesyncError, GuardStop
+from ..forecast import EarlyWarning
 from ..locating import Location
 from ..locating.collectives import no_collectives
 from ..losses import Losses
@@ -35,6 +36,7 @@ from .auto_locate import AutoLocate
 from .checkpoints import Checkpoints
 from .examine import Rerun, backed_off, is_ordinary_overflow, look_closely, second_reading
 from .exceptions import at_exception, nonfinite_locals, where_raised
+from .foresight import Foresight
 from .forward_capture import ForwardCapture, differentiable, without_autocast
 from .heal import Heal, Healer, Healing, too_small
 from .heal_replay import ModelReplay, Replay, StepReplay, as_it_was
@@ -50,7 +52,7 @@ from .rundir import RunDir, describe
 from .signals import total_norm
 from .snapshots import Snapshots
 from .step import Decision, OpenStep, Pass
-from .taps import Taps, Watches
+from .taps import Taps
 from .training import Training, gradients_of, scale_of
 from .update import Backoff, Hyperparameters
 from .window import Limits
@@ -69,7 +71,7 @@ class Engine:
         ranks: Ranks,
         run: RunDir,
         checkpoints: Checkpoints,
-        watches: Watches,
+        foresight: Foresight,
         motion: Motion,
         trends: Trends,
         loss_weights: Mapping[str, float],
@@ -86,9 +88,9 @@ class Engine:
         self.tally = run.tally
         self.stopped: GuardStop | None = None
         self._own_rates = own_rates
-        self._reader = Reader(training.device, training.gradient_max())
+        self._reader = Reader(training.device)
         self._taps = Taps()
-        self._watches, self._motion, self._trends = watches, motion, trends
+        self._foresight, self._motion, self._trends = foresight, motion, trends
         self._hyperparameters = Hyperparameters()
         seconds = policy.locate_seconds
         self._locate = AutoLocate(training, seconds=seconds, weights=loss_weights) if seconds else None
@@ -189,7 +191,12 @@ class Engine:
                     self.snapshots.take(self.tally.steps, self.tally.updates)
             with self.surviving("looking for early warnings"):
                 warning = self._warning(step, decision)
+        early = None
+        with self.surviving("forecasting"):
+            reading, early = self._foresight.forecast(reading, decision.signals)
         self._tell("step_ended", reading, verdict, action, self.tally.updates)
+        if early is not None:
+            self._answer_warning(early)
         return warning or verdict
 
     # --- what the loop does inside a step ----------------------------------------------------------------------
@@ -199,7 +206,8 @@ class Engine:
         with self.surviving("watching a forward pass"):
             self._taps.clear()
             self._taps.listen()
-            self._watches.begin(step.number - 1)
+            if not step.micro:
+                self._foresight.begin(step.number - 1)
 
     def see(self, step: OpenStep, losses: Losses, batch: Any, *, announce: bool) -> None:
         """A forward pass has ended; with ``announce`` the other ranks are told, behind the backward pass."""
@@ -373,7 +381,8 @@ class Engine:
         shared = None if step.local else self.ranks.finish()
         if self.ranks.detached:
             self.run.go_alone()
-        watched, maxima = self._watches.read()
+        scaled = step.measure is not None and step.scaler is not None
+        early = ([], []) if step.micro else self._foresight.read(gradients=not scaled)
         moved = None if step.micro else self._motion.look(self.tally.updates)
         step.sent = self._reader.send(
             step.signals,
@@ -384,8 +393,8 @@ class Engine:
             scale=scale,
             limits=self._limits(step.group),
             divided=step.divided,
-            watched={**watched, **({"moved": moved} if moved is not None else {})},
-            maxima=maxima,
+            moved=moved,
+            early=early,
         )
 
     def _limits(self, group: OptimizerGroup) -> Limits:
@@ -428,7 +437,7 @@ class Engine:
                 action=Action(kind="commit"),
                 reading=seen.reading,
                 norm=seen.reading.grad_norm,
-                headroom=seen.headroom,
+                signals=seen.signals,
                 moved=seen.moved,
             )
         if step.deferred:
@@ -720,10 +729,10 @@ class Engine:
     # --- early warnings ---------------------------------------------------------------------------------------
 
     def _warning(self, step: OpenStep, decision: Decision) -> Verdict | None:
-        """Headroom that keeps shrinking, a model that is dead or does not move: recorded, never vetoed."""
+        """A model that is dead or does not move: recorded, never vetoed."""
         number = step.number
-        found = self._trends.headroom(number, decision.headroom)
-        if found is None and self._trends.chance is not None:
+        found = None
+        if self._trends.chance is not None:
             found = self._trends.dead(number, *step.group.window.medians())
         if found is None and decision.moved is not None:
             still = self._motion.is_still(decision.moved)
@@ -739,6 +748,30 @@ class Engine:
             self.tally.warn(found)
             self._record(step, found, decide(found, step.group.history, self.policy, Recoveries()))
         return found
+
+    def observe(self, name: str, value: Tensor | float, limit: float | None) -> None:
+        """A number of the loop's own, sent and logged with the next step."""
+        self._foresight.observe(name, value, limit)
+
+    def _answer_warning(self, early: EarlyWarning) -> None:
+        """The run is likely to break soon: say so, and do what the policy wants; the step itself stays as it is."""
+        how, said = self.policy.on_warning, f"{early}; risk {early.risk:.2f}"
+        verdict = Verdict(kind="forecast", step=early.step, names=tuple(t.name for t in early.trends[:3]))
+        done = ""
+        if how != "nothing":
+            with self.surviving("preparing for a bad step"):
+                self.checkpoints.pin_next = True
+                self.snapshots.demand()
+                done = "; a snapshot follows, and the next checkpoint is kept"
+        self.tally.warn(verdict)
+        if self.ranks.rank == 0:
+            urgent = "early warning" if early.severity == "warning" else "it gets worse"
+            log.warning("nanproof: step %s: %s: %s%s", f"{early.step:,}", urgent, said, done)
+        self._tell_event(event="warning", **early.to_json())
+        if how == "heal":
+            self.healer.allow()
+        elif how == "stop":
+            self.stop(verdict, f"the policy stops at a warning: {early}")
 
     def _why_still(self, step: OpenStep) -> str:
         """Why no parameter moved, as far as it can be seen."""
@@ -857,7 +890,7 @@ class Engine:
         self.healer.load_state_dict(state.get("repairs", []))
 
     def close(self) -> None:
-        self._watches.close()
+        self._foresight.close()
         self._taps.stop()
         self.ranks.close()
         self._end()

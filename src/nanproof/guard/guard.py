@@ -23,6 +23,7 @@ from .batch_replay import BatchReplay
 from .checkpoints import Checkpoints
 from .deferred import Deferred
 from .engine import Engine
+from .foresight import Foresight
 from .frozen import FrozenClosure
 from .heal import Heal
 from .hooks import Hook
@@ -36,7 +37,6 @@ from .rundir import RunDir
 from .signals import total_norm
 from .step import OpenStep, Pass
 from .tally import Tally
-from .taps import Watches
 from .training import Training, gradients_of
 from .update import clip, make_update
 
@@ -142,7 +142,7 @@ class Guard:
             ranks=ranks,
             run=run,
             checkpoints=Checkpoints(t, ranks, run, records.keep),
-            watches=Watches(t.model, watch.modules, watch.params, watch.every),
+            foresight=Foresight(t, watch),
             motion=Motion(t.parameters, watch.still_after),
             trends=Trends(chance=watch.chance),
             loss_weights=dict(loss_weights or {}),
@@ -217,6 +217,16 @@ class Guard:
         with self._abandoning():
             self._current.passes[-1].capture.before_backward(loss)
             self._backward(loss)
+
+    def observe(self, name: str, value: Tensor | float, *, limit: float | None = None) -> None:
+        """Follow a number of your own, such as a policy's entropy: it is logged with the step and forecast.
+
+            guard.observe("entropy", entropy.mean(), limit=0.01)
+
+        ``limit`` is where it breaks, from above or from below. A tensor is not waited for.
+        """
+        self._require_open()
+        self._engine.observe(name, value, limit)
 
     def flush(self) -> Verdict | None:
         """Carry out a window that is not full yet, as at the end of an epoch."""

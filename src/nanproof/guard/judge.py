@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..records import Level, Reading, Verdict
@@ -61,36 +61,18 @@ def name_culprits(verdict: Verdict, bad: Sequence[str], norm: float, overflowed:
 
 @dataclass
 class Trends:
-    """Slow signs of trouble: headroom that keeps shrinking, a model that has stopped learning or does not move.
+    """Slow signs of trouble: a model that has stopped learning, or does not move.
 
     These warn; they never veto a step.
     """
 
     chance: float | None = None
-    patience: int = 8
-    """How many readings in a row a headroom must shrink."""
-    bits: float = 6.0
-    """How near to the dtype's maximum, in powers of two, it must have come."""
     dead_norm: float = 0.1
     dead_after: int = 200
 
     def __post_init__(self) -> None:
-        self._last: dict[str, float] = {}
-        self._falls: dict[str, int] = {}
         self._dead = 0
         self._still = False
-
-    def headroom(self, step: int, headrooms: Mapping[str, float]) -> Verdict | None:
-        """A warning when a headroom (in bits) has shrunk ``patience`` times in a row and is small by now."""
-        for name, bits in headrooms.items():
-            falling = bits < self._last.get(name, -math.inf)
-            self._falls[name] = self._falls.get(name, 0) + 1 if falling else 0
-            self._last[name] = bits
-            if self._falls[name] >= self.patience and bits < self.bits:
-                self._falls[name] = 0
-                level: Level = "gradient" if name == "gradient" else "activation"
-                return Verdict(kind="headroom", step=step, level=level, names=(name,), value=bits, limit=None)
-        return None
 
     def dead(self, step: int, loss: float, grad_norm: float) -> Verdict | None:
         """A warning when the typical loss stays at chance level while gradients vanish."""

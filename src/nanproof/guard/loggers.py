@@ -37,6 +37,7 @@ class Loggers(Observer):
                 "grad_norm": reading.grad_norm,
                 "lr": reading.lr,
                 "scale": reading.scale,
+                "risk": reading.risk,
                 **reading.watched,
                 "skipped": float(action.kind != "commit"),
             },

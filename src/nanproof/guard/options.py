@@ -16,16 +16,19 @@ from .training import Training
 class Watch:
     """What is measured besides loss and gradients.
 
-    >>> Watch(modules=["blocks.*.attn"], every=10).every
-    10
+    >>> Watch(modules=["blocks.*.attn"], every=25).every
+    25
     """
 
     modules: Sequence[str] = ()
     """Patterns of module names whose outputs' largest magnitude is read, with its headroom to the dtype's maximum."""
     params: Sequence[str] = ()
     """Patterns of parameter names whose largest magnitude is read (gates, temperatures, scales)."""
-    every: int = 50
-    """How often, in steps."""
+    automatic: int = 8
+    """How many module outputs are watched besides: those that have the least headroom in the first step. 0: none, and
+    no weight matrices either."""
+    every: int = 10
+    """How often, in steps; the first ones and those under suspicion are all read."""
     chance: float | None = None
     """The loss of a model that has learned nothing; a run that stays there while gradients vanish is called dead."""
     still_after: int = 20
@@ -33,6 +36,8 @@ class Watch:
 
     def __post_init__(self) -> None:
         check_numbers("watch.", every=self.every, chance=self.chance, still_after=self.still_after)
+        if self.automatic < 0:
+            raise UsageError(f"watch.automatic is {self.automatic}", hint="give 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

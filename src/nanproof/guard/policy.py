@@ -74,6 +74,9 @@ class Policy:
     """How long a rank may keep the others waiting before it is named."""
     on_missing_rank: Literal["wait", "stop"] = "wait"
     """After the deadline: wait on, as the run would without the guard, or stop with exit code 66."""
+    on_warning: Literal["snapshot", "heal", "stop", "nothing"] = "snapshot"
+    """When the run is likely to break soon: take a snapshot and keep the next checkpoint; besides, let
+    islands open at the first output that leaves its dtype's range; stop with exit code 66; or only say so."""
     on_guard_failure: Literal["continue", "stop"] = "continue"
     """When the guard itself fails: train on under the plainest check, or stop."""
 
@@ -82,6 +85,7 @@ class Policy:
         _one_of("spikes", self.spikes, ("skip", "observe"))
         _one_of("share", self.share, ("flags", "gradients", "nothing"))
         _one_of("on_missing_rank", self.on_missing_rank, ("wait", "stop"))
+        _one_of("on_warning", self.on_warning, ("snapshot", "heal", "stop", "nothing"))
         _one_of("on_guard_failure", self.on_guard_failure, ("continue", "stop"))
         for name in ("spike_window", "max_consecutive", "max_skips", "per_steps", "lr_recovery"):
             _at_least(name, getattr(self, name), 1)
@@ -183,7 +187,7 @@ class Recoveries:
 
 def decide(verdict: Verdict, history: History, policy: Policy, recoveries: Recoveries) -> Action:
     """The answer to one verdict."""
-    if verdict.kind in ("ok", "pending", "headroom", "dead", "unmoved"):
+    if verdict.kind in ("ok", "pending", "forecast", "dead", "unmoved"):
         return Action(kind="commit", reason="" if verdict.ok else "an early warning; the step itself is good")
     if policy.mode == "observe":
         return Action(kind="commit", reason="the policy only observes")

@@ -30,7 +30,8 @@ class Readback:
     """The lowest rank that raised the flag nearest to the origin: a bad input before the gradients that it spoiled."""
     shared: frozenset[str] = frozenset()
     """What some rank flagged, of `ranks.SHARED` and "apart"."""
-    headroom: Mapping[str, float] = field(default_factory=dict)
+    signals: Mapping[str, float] = field(default_factory=dict)
+    """Early signs of trouble, by name."""
     moved: bool | None = None
     """On the cadence: whether parameters have changed."""
 
@@ -48,7 +49,8 @@ class Sent:
     """On the device: whether the step is good."""
     norm: Tensor
     limits: Limits
-    maxima: Mapping[str, float]
+    signals: int
+    """How many of the last numbers are early signs of trouble."""
     seconds: float
 
 
@@ -91,9 +93,8 @@ class Signals:
 class Reader:
     """Sends what one optimizer step consists of to the host: one copy, at most one wait."""
 
-    def __init__(self, device: torch.device, gradient_max: float) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._gradient_max = gradient_max
         self._pinned = device.type == "cuda"
         self._bounds: tuple[tuple[Limits, int], Tensor, Tensor] | None = None
         self._clock = time.perf_counter()
@@ -138,8 +139,8 @@ class Reader:
         scale: Tensor | None,
         limits: Limits,
         divided: bool,
-        watched: Mapping[str, Tensor],
-        maxima: Mapping[str, float],
+        moved: Tensor | None,
+        early: tuple[list[str], list[Tensor]],
     ) -> Sent:
         """Start the copy of all numbers to the host."""
         loss = signals.loss(self._device, divided)
@@ -152,7 +153,8 @@ class Reader:
             others["scale"] = scale
         if len(signals.losses) > 1:
             others |= {f"micro:{i}": v for i, v in enumerate(signals.losses)}
-        others |= watched
+        if moved is not None:
+            others["moved"] = moved
         norm = norm.to(self._device)
         parts = [torch.stack([loss.float(), norm.float()])]
         keys = ["loss", "grad_norm"]
@@ -162,9 +164,11 @@ class Reader:
         if others:
             parts.append(torch.stack([v.float().reshape(()).to(self._device) for v in others.values()]))
             keys += list(others)
+        parts += [v.to(self._device) for v in early[1]]
+        keys += early[0]
         packed = torch.cat(parts) if len(parts) > 1 else parts[0]
         low, high = self._bounds_for(limits, 0 if shared is None else shared.numel())
-        vitals = packed[: low.numel()] if others else packed
+        vitals = packed[: low.numel()] if packed.numel() > low.numel() else packed
         good = ((vitals >= low) & (vitals <= high)).all()
         host = torch.empty(packed.shape, dtype=torch.float32, pin_memory=self._pinned)
         host.copy_(packed, non_blocking=True)
@@ -182,7 +186,7 @@ class Reader:
             good=good,
             norm=norm,
             limits=limits,
-            maxima={**maxima, "grad_norm": self._gradient_max},
+            signals=len(early[0]),
             seconds=seconds,
         )
 
@@ -215,7 +219,8 @@ def _mean(values: list[Tensor], none: Tensor) -> Tensor:
 
 
 def _unpack(sent: Sent, world: int) -> Readback:
-    numbers = dict(zip(sent.keys, (float(v) for v in sent.host.numpy()), strict=True))
+    pairs = list(zip(sent.keys, sent.host.tolist(), strict=True))
+    numbers, signals = dict(pairs[: len(pairs) - sent.signals]), dict(pairs[len(pairs) - sent.signals :])
 
     def named(prefix: str) -> dict[str, float]:
         return {k.removeprefix(prefix): v for k, v in numbers.items() if k.startswith(prefix)}
@@ -227,7 +232,6 @@ def _unpack(sent: Sent, world: int) -> Readback:
         found += [f"loss:{k}" for k, v in parts.items() if not math.isfinite(v)]
         found += [f"loss:micro-batch {k}" for k, v in named("micro:").items() if not math.isfinite(v)]
     raised = [world - int(shared[k]) for k in SHARED if k != "snapshot" and shared.get(k)]
-    watched = {k: v for k, v in numbers.items() if k.startswith(("absmax/", "param/"))}
     reading = Reading(
         step=sent.step,
         loss=numbers["loss"],
@@ -236,21 +240,13 @@ def _unpack(sent: Sent, world: int) -> Readback:
         components=parts,
         scale=numbers.get("scale"),
         bad=tuple(found),
-        watched=watched,
         seconds=sent.seconds,
     )
-    # headroom of the scaled gradients, as they are in memory
-    held = {**watched, "grad_norm": reading.grad_norm * (reading.scale or 1.0)}
-    headroom = {
-        {"grad_norm": "gradient"}.get(k, k.removeprefix("absmax/")): math.log2(limit / held[k])
-        for k, limit in sent.maxima.items()
-        if 0 < held[k] < math.inf
-    }
     return Readback(
         reading=reading,
         limits=sent.limits,
         rank=raised[0] if raised else None,
         shared=frozenset(k for k, v in shared.items() if v),
-        headroom=headroom,
+        signals=signals,
         moved=bool(numbers["moved"]) if "moved" in numbers else None,
     )

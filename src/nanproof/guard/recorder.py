@@ -39,6 +39,7 @@ class Recorder(Observer):
             "grad_norm": reading.grad_norm,
             "lr": reading.lr,
             "scale": reading.scale,
+            "risk": reading.risk,
             "verdict": verdict.kind,
             "action": action.kind,
             "seconds": round(reading.seconds, 6),

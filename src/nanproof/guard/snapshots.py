@@ -116,6 +116,7 @@ class Snapshots:
         self._arrived: Any = None
         self._spent: set[int] = set()
         self._taken_at = time.monotonic()
+        self._demanded = False
         self.cost_seconds = 0.0
         self.count = 0
 
@@ -126,7 +127,11 @@ class Snapshots:
     @property
     def overdue(self) -> bool:
         """Whether the last one was taken long ago; clocks of ranks differ, so they have to agree on it."""
-        return time.monotonic() - self._taken_at > self._seconds
+        return self._demanded or time.monotonic() - self._taken_at > self._seconds
+
+    def demand(self) -> None:
+        """Take one as soon as all ranks have agreed on it."""
+        self._demanded = True
 
     def take(self, step: int, update: int) -> None:
         """Copy the state and start to find out whether it is finite; nothing waits."""
@@ -141,6 +146,7 @@ class Snapshots:
             target = older if newest.healthy or newest.step < 0 else newest
             target.take(step, update, finite)
         self._taken_at = time.monotonic()
+        self._demanded = False
         self.cost_seconds += time.perf_counter() - start
         self.count += 1
 

@@ -139,7 +139,8 @@ class Decision:
     """Deferred timing: the device's flag, true when the step is good."""
     scale: float | None = None
     """The loss scale that the scaler is to have after a step that was not carried out."""
-    headroom: Mapping[str, float] = field(default_factory=dict)
+    signals: Mapping[str, float] = field(default_factory=dict)
+    """Early signs of trouble, by name."""
     moved: bool | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Named checkpoints inside a forward pass, and watches on modules and parameters.
+"""Named checkpoints inside a forward pass.
 
     h = nanproof.tap("mhc.read_out", h, alpha=self.alpha)
 
@@ -7,20 +7,13 @@ Outside a guarded step a tap returns its tensor and does nothing else.
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import UsageError
-from ..floats import format_of
 from ..records import TensorFacts
-from .hooks import Hook
-from .signals import absmax
 
 log = logging.getLogger("nanproof")
 _listening: Taps | None = None
@@ -114,58 +107,3 @@ class Taps:
                 )
             )  # fmt: skip
         return tuple(found)
-
-
-class Watches:
-    """Reads chosen activations and parameters every so many steps, without touching the model's code."""
-
-    def __init__(self, model: nn.Module, modules: Sequence[str], params: Sequence[str], every: int) -> None:
-        self.every = every
-        self._modules = [(n, m) for n, m in model.named_modules() if n and _matches(n, modules)]
-        self._params = [(n, p) for n, p in model.named_parameters() if _matches(n, params)]
-        for pattern in (*modules, *params):
-            kind = "modules" if pattern in modules else "parameters"
-            if not any(_matches(n, [pattern]) for n, _ in [*self._modules, *self._params]):
-                raise UsageError(
-                    f"no {kind} match {pattern!r}", hint="look at model.named_modules() or named_parameters()"
-                )
-        self._on = False
-        self._seen: dict[str, tuple[Tensor, float]] = {}
-        self._hooks = [m.register_forward_hook(Hook(self._hook(n))) for n, m in self._modules]
-
-    @property
-    def idle(self) -> bool:
-        return not self._modules and not self._params
-
-    def begin(self, step: int) -> None:
-        self._on = not self.idle and step % self.every == 0
-        self._seen.clear()
-
-    def _hook(self, name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            out = output[0] if isinstance(output, tuple | list) and output else output
-            if self._on and isinstance(out, Tensor) and out.is_floating_point():
-                self._seen[name] = (absmax(out), format_of(out.dtype).max)
-
-        return hook
-
-    def read(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Device scalars by name and, for activations, the largest value of their dtype."""
-        values: dict[str, Tensor] = {}
-        limits: dict[str, float] = {}
-        if not self._on:
-            return values, limits
-        for name, (value, limit) in self._seen.items():
-            values[f"absmax/{name}"] = value
-            limits[f"absmax/{name}"] = limit
-        for name, p in self._params:
-            values[f"param/{name}"] = p.detach().reshape(()) if p.numel() == 1 else absmax(p)
-        return values, limits
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, p) for p in patterns)

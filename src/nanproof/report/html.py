@@ -74,7 +74,7 @@ def _data(runs: Sequence[Run], note: str) -> dict[str, Any]:
     for run in runs:
         run.poll()
         data["runs"].append(run.told())
-        data["points"][run.id] = base64.b64encode(history.encode(run.series, width=5000)).decode()
+        data["points"][run.id] = base64.b64encode(history.encode(run.series, width=5000, more=run.foreseen())).decode()
         data["incidents"] |= {i["id"]: run.incident(i["id"]) for i in run.incidents()}
         data["facts"][run.id] = facts_of(run.path, run.state(), run.incidents())
     return data

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..logs.foresee import Outlook
 from ..logs.series import Column, Series
 from .state import RunState, Signs, state_of, word
 
@@ -36,6 +37,8 @@ class Glance:
     counts: dict[str, int]
     incidents: tuple[dict[str, Any], ...]
     state: RunState
+    warning: str = ""
+    """What it is heading for, while it is running."""
 
     @property
     def alarm(self) -> str:
@@ -50,16 +53,24 @@ class Glance:
         return max(0, self.max_steps - self.step) / self.pace
 
 
-def glance(name: str, series: Series, incidents: Sequence[dict[str, Any]], state: RunState | None = None) -> Glance:
+def glance(
+    name: str,
+    series: Series,
+    incidents: Sequence[dict[str, Any]],
+    state: RunState | None = None,
+    outlook: Outlook | None = None,
+) -> Glance:
     """The glance at a run as it stands; without a state, that of a log of which nothing else is known."""
     columns = [c for c in (series.loss, series.grad_norm, series.lr, series.loss_scale) if c is not None and len(c)]
     columns += [c for c in series.components if len(c)][:3]
     step = max((int(c.steps[-1]) for c in columns), default=0)
     counts = {k: n for k, n in series.counts.items() if k in ("skip", "rollback", "overflow", "resume", "stop")}
+    state = state or state_of(series, Signs())
+    alive = outlook is not None and state.since is None and not state.bad
     return Glance(
         name=name, step=step, max_steps=series.max_steps, unit=series.unit, pace=_pace(series),
         curves=tuple(_curve(c) for c in columns), counts=counts, incidents=tuple(incidents[-4:]),
-        state=state or state_of(series, Signs()),
+        state=state, warning=outlook.warning if outlook is not None and alive else "",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,18 @@ def layer_of(name: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def encode(series: Series, low: float | None = None, high: float | None = None, width: int = WIDTH) -> bytes:
-    """All columns between two steps, thinned to ``2 · width`` finite points each."""
+def encode(
+    series: Series,
+    low: float | None = None,
+    high: float | None = None,
+    width: int = WIDTH,
+    more: Sequence[Column] = (),
+) -> bytes:
+    """All columns between two steps, thinned to ``2 · width`` finite points each, and ``more`` that no log holds."""
     header: list[dict[str, Any]] = []
     arrays: list[bytes] = []
     starts = np.array([s.first_row for s in series.segments] or [0])
-    for column in series.columns.values():
+    for column in (*series.columns.values(), *more):
         layer = layer_of(column.name)
         whole = between(column, low, high)
         part = thin(whole, min(width, LAYER_WIDTH) if layer else width)
@@ -114,10 +120,10 @@ def events_of(events: Iterable[Event]) -> list[dict[str, Any]]:
     ]
 
 
-def delta(series: Series) -> dict[str, Any]:
+def delta(series: Series, more: Sequence[Column] = ()) -> dict[str, Any]:
     """What is new, as JSON: points by column, events, and the row that it reaches to."""
     columns = {}
-    for column in series.columns.values():
+    for column in (*series.columns.values(), *more):
         part = thin(column, WIDTH)
         finite = np.isfinite(part.values)
         columns[column.name] = {

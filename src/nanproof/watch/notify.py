@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from ..errors import UsageError
 
 VARIABLE, ALERTS = "NANPROOF_WEBHOOK", "NANPROOF_ALERTS"
-Occasion = Literal["nonfinite", "rollback", "stop", "recovery", "finish"]
+Occasion = Literal["warning", "nonfinite", "rollback", "stop", "recovery", "finish"]
 Send = Callable[[str, Occasion, str], None]
 SILENCE = 60.0  # seconds between two messages of one kind about one run
 WAIT = 5.0  # seconds for a server to answer

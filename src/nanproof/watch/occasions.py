@@ -12,6 +12,8 @@ def occasions(before: Glance | None, now: Glance) -> Iterator[tuple[Occasion, st
     """What happened between two looks at a run."""
     if now.alarm and (before is None or not before.alarm):
         yield "nonfinite", now.alarm
+    if now.warning and (before is None or not before.warning):
+        yield "warning", f"likely to break soon: {now.warning}"
     if before is None:
         return
     if before.alarm and not now.alarm:

@@ -13,7 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import NanproofError, UsageError
-from ..logs import Follower, Series, find_logs
+from ..forecast import CLOSER
+from ..logs import Column, Follower, Series, find_logs
+from ..logs.foresee import Outlook, joined
 from ..records import Incident, to_json
 from .alive import RUN_LOG, signs_of
 from .history import about
@@ -35,10 +37,25 @@ class Run:
         self._incidents: dict[str, tuple[Path, Incident]] = {}
         self._seen: set[str] = set()
         self._looked, self._signs = -LOOKS, Signs()
+        self.outlook = Outlook()
+        self._risks: list[Column] = []
 
     def poll(self) -> Series:
         """What is new in the log since the last time."""
-        return self._follower.poll()
+        new = self._follower.poll()
+        risk = self.outlook.take(new)
+        self._risks += [risk] if risk is not None else []
+        return new
+
+    def foreseen(self, *, new: bool = False) -> list[Column]:
+        """What the log itself does not hold: forecasts and, without a guard, the risk; ``new`` since the last poll."""
+        drawn = self.outlook.drawn(self.series.rows)
+        if not self._risks:
+            return drawn
+        parts = self._risks[-1:] if new else self._risks
+        self._risks = [joined(self._risks)]
+        shown = joined(parts)
+        return [shown, *drawn] if (shown.values >= CLOSER).any() else drawn  # a curve of zeros tells nothing
 
     @property
     def series(self) -> Series:

@@ -87,7 +87,7 @@ class Desk:
             if not new.empty or incidents or state != self._states.get(run.id):
                 told = {
                     "run": run.id, "incidents": incidents, "state": state, "segments": history.segments_of(run.series),
-                    **history.delta(new),
+                    **history.delta(new, run.foreseen(new=True)),
                 }  # fmt: skip
                 self._states[run.id] = state
                 messages.append(json.dumps(to_json(told), allow_nan=False))
@@ -129,7 +129,7 @@ def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
         if run is None:
             return missing()
         low, high = _number(request.query_params.get("low")), _number(request.query_params.get("high"))
-        body = await desk.ask(lambda: history.encode(run.series, low, high))
+        body = await desk.ask(lambda: history.encode(run.series, low, high, more=run.foreseen()))
         return Response(body, media_type="application/octet-stream")
 
     async def incident(request: Request) -> Response:

@@ -51,7 +51,7 @@ def _look(runs: Sequence[Run], hear: Hear | None) -> list[Glance]:
     found = []
     for run in runs:
         run.poll()
-        found.append(glance(run.name, run.series, run.incidents(), run.state()))
+        found.append(glance(run.name, run.series, run.incidents(), run.state(), run.outlook))
         if hear is not None:
             hear(run, found[-1])
     return found
@@ -87,6 +87,7 @@ def panel(g: Glance, width: int) -> Panel:
     parts += [f"{n:,} {kind}{'s' if n > 1 else ''}" for kind, n in g.counts.items()]
     rows: list[RenderableType] = [Text(str(g.state), style=STYLES.get(g.state.kind, "bold"))]
     rows += [Text(" · ".join(parts), style="dim")] if parts else []
+    rows += [Text(f"! {g.warning}", style="bold yellow", overflow="fold")] if g.warning else []
     rows += [curves] if g.curves else []
     for incident in g.incidents:
         where = f"  {incident['mechanism']} at {incident['where']}" if incident["where"] else ""

@@ -53,8 +53,6 @@ def _facts(name: str, incident: Incident) -> Iterator[Fact]:
             words = f"input already contained NaN or Inf: {', '.join(verdict.names[:3])}"
             words += f"; {samples}" if samples else ""
             yield Fact(name="bad-leaf", value="input", where=where, words=words)
-    if verdict.kind == "headroom":
-        yield Fact(name="activation-norm-drift", where=where, words=str(verdict))
     if verdict.kind == "dead":
         yield Fact(name="no-learning", where=where, words=str(verdict))
     if verdict.origin in _ORIGINS:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...errors import NanproofError
 from ...logs import LogFile, Series, read
+from ...logs.foresee import foresee
 from ...logs.timeline import Timeline, timeline
 from ..diagnosis import Looked, Moment
 from ..evidence import Fact
@@ -41,7 +42,16 @@ def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tupl
         )
         notes += [f"{name}: {n}" for n in one.notes]
         facts += read_story(one, story, name, each_step=one.unit == "step" or (every == 1 and one.unit == "row"))
-        moments += _moments(story, name) if not series else []
+        outlook = foresee(one)
+        if "risk" in one.columns:  # a guard's own log: its outputs are known, and so are their dtypes
+            grown = (w for w in outlook.warnings if any(t.name.startswith("absmax/") for t in w.trends))
+            facts += [Fact(name="activation-norm-drift", where=name, words=f"step {w.step:,}: {w}") for w in grown][:1]
+        if outlook.warning and story.outcome == "healthy":
+            notes.append(f"{name}: likely to break soon: {outlook.warning}")
+        if not series:
+            moments += _moments(story, name)
+            early = [(f"{story.unit} {w.step:,}", f"early warning: {w} ({name})") for w in outlook.warnings[:2]]
+            moments += [Moment(when=when, what=what) for when, what in early]
         series.append(one)
     if len(found) > MAX_LOGS:
         notes.append(f"{len(found) - MAX_LOGS} older logs were not read")

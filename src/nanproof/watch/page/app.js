@@ -13,7 +13,7 @@ const COLOURS = ["#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673
 const ORDER = ["loss", "component", "grad_norm", "lr", "loss_scale", "eval"];
 const HIDDEN = ["time", "epoch", "skipped"]; // drawn as an axis or as marks
 const FILLER = ["update", "seconds", "forecast"]; // counters of the guard's own log tell nothing as curves
-const RISKY = 0.5;
+const RISKY = 0.65; // as forecast.WARN
 const CHARTS = 40;
 const byId = (id) => document.getElementById(id);
 
@@ -148,7 +148,7 @@ class App {
     const wanted = new Map();
     for (const run of this.runs) {
       for (const curve of run.curves.values()) {
-        if (HIDDEN.includes(curve.role) || curve.layer || (run.guarded && FILLER.includes(curve.name)) || curve.name.startsWith("forecast/")) continue;
+        if (HIDDEN.includes(curve.role) || (curve.layer && !run.curves.has(`forecast/${curve.name}`)) || (run.guarded && FILLER.includes(curve.name)) || curve.name.startsWith("forecast/")) continue;
         if (!wanted.has(curve.name)) wanted.set(curve.name, { role: curve.role, entries: [] });
         if (run.shown) wanted.get(curve.name).entries.push({ label: run.name, colour: run.colour, curve, time: run.clock(), run, forecast: run.curves.get(`forecast/${curve.name}`) });
       }
@@ -184,7 +184,8 @@ class App {
   extent(byTime = this.view.byTime) {
     const all = (this.shown().length ? this.shown() : this.runs).flatMap((run) => {
       const place = this.place(run, byTime);
-      return run.segments.flatMap(([first, last]) => [place(first), place(last)]);
+      const ahead = [...run.curves.values()].filter((curve) => curve.name.startsWith("forecast/")).flatMap((curve) => curve.parts.flatMap(([steps]) => [...steps.slice(-1)]));
+      return [...run.segments.flat(), ...(byTime ? [] : ahead)].map(place);
     });
     const min = all.reduce((a, b) => Math.min(a, b), Infinity), max = all.reduce((a, b) => Math.max(a, b), -Infinity);
     return Number.isFinite(min) ? { min, max: max > min ? max : min + 1 } : { min: 0, max: 1 };
@@ -223,7 +224,7 @@ class App {
     return { bands, lines };
   }
 
-  // Where the guard's forecast warned: the risk column above one half.
+  // Where the forecast warned: the risk column above its limit.
   risks(run, place, row) {
     const curve = run.curves.get("risk");
     if (!curve) return [];
@@ -272,6 +273,7 @@ class App {
     Object.assign(run, { state: news.state, segments: news.segments });
     if (news.row > run.row) {
       run.row = news.row;
+      for (const name of [...run.curves.keys()]) if (name.startsWith("forecast/")) run.curves.delete(name);
       for (const [name, column] of Object.entries(news.columns)) {
         if (run.curves.has(name)) run.curves.get(name).append(column);
         else run.curves.set(name, new Curve({ ...column, name, last: number(column.last), lengths: [column.steps.length], total: 0, steps: Float64Array.from(column.steps), values: Float64Array.from(column.values) }));

@@ -1,0 +1,241 @@
+"""Where a run is heading: each series against its own history, extrapolated to the value at which it breaks.
+
+>>> forecast = Forecast()
+>>> for step in range(60):
+...     largest = 20.0 * 1.19 ** max(0, step - 25)
+...     warning = forecast.read(step, {"absmax/blocks.7": largest}, {"absmax/blocks.7": 65504.0})
+...     if warning: print(warning); break
+the largest output of blocks.7 grows 1.19 × per step and reaches 65,504 in about 38 steps (at step ~74)
+
+Pure: numbers in, a risk from 0 to 1 with its reasons out. The guard feeds it what it reads from the device; `watch` and
+`diagnose` feed it what a log holds. It never decides about a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+Severity = Literal["warning", "critical"]
+WARN, CRITICAL, CLOSER = 0.65, 0.9, 0.2
+"""The risk from which a warning is due; the one from which it is urgent; the one from which to read at every step."""
+
+SMOOTH, GAP, TREND, LEAST = 5, 10, 16, 12
+"""Readings that make up a level; the newest that are not history yet; those of a trend; those needed at all."""
+CALM = 100
+"""Readings without risk after which a new rise is news again."""
+STEADY = 0.02
+"""A level that falls by less per step, as a share, stays where it is."""
+HORIZON = 60.0
+"""A limit so many steps away is worth a warning."""
+FLOAT32_MAX, NORM_MAX = 3.4028235e38, 1.8446743e19
+"""The largest float32, and the largest norm whose square is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A kind of series: how it is called in a sentence, where it breaks, and how far it wanders in healthy runs."""
+
+    words: str
+    limit: float = FLOAT32_MAX
+    margin: float = 2.0
+    """A factor beyond everything it has reached: less is no news."""
+    far: float = 30.0
+    """A factor beyond everything it has reached that is trouble by itself; infinite where it never is."""
+    high: float = math.inf
+    """A value that is trouble by itself, in any run."""
+    falls: bool = False
+    """Whether it breaks by falling to its limit."""
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "loss": Quantity(words="the loss", margin=3.0),
+    "grad_norm": Quantity(words="the gradient norm{}", limit=NORM_MAX, margin=3.0),
+    "absmax": Quantity(words="the largest output{}"),
+    "logits": Quantity(words="the largest attention logit{}"),
+    "update_ratio": Quantity(words="the update{}", limit=1.0, margin=math.inf, high=0.1),
+    "scale": Quantity(words="the loss scale", limit=1.0, far=math.inf, falls=True),
+    "entropy": Quantity(words="the entropy", limit=0.01, far=math.inf, falls=True),
+}
+"""What is forecast, by the part of a series' name before the slash; other series say nothing about the risk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """One series that leaves its history: how fast, and when it reaches its limit at this rate."""
+
+    name: str
+    step: int
+    value: float
+    limit: float
+    rate: float
+    """The factor per step."""
+    beyond: float
+    """The factor beyond everything it had reached before."""
+    risk: float
+
+    @property
+    def left(self) -> float:
+        """Steps until the limit; infinite when it does not move towards it."""
+        if self.value == self.limit:
+            return 0.0
+        rate = math.log(self.rate)
+        steps = math.log(self.limit / self.value) / rate if rate else math.inf
+        return steps if steps >= 0 else math.inf
+
+    def __str__(self) -> str:
+        kind, _, where = self.name.partition("/")
+        quantity = QUANTITIES.get(kind)
+        what = quantity.words.format(f" of {where}" if where else "") if quantity is not None else self.name
+        if quantity is not None and quantity.high <= self.value:
+            return f"{what} is {self.value:.2g} of the weights' size, at every step (healthy: below {quantity.high:g})"
+        pace = f"falls to {self.rate:.3g} ×" if self.rate < 1 else f"grows {self.rate:.3g} ×"
+        if self.left > 2 * HORIZON:
+            side = "below" if self.rate < 1 else "above"
+            return f"{what} {pace} per step and is {self.beyond:,.3g} times {side} its range so far"
+        left = max(1, round(self.left))
+        steps = f"{left:,} step{'s' if left > 1 else ''}"
+        return f"{what} {pace} per step and reaches {self.limit:,.6g} in about {steps} (at step ~{self.step + left:,})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyWarning:
+    """A run that is likely to break soon, with the trends that say so, the most pressing first."""
+
+    step: int
+    risk: float
+    severity: Severity
+    trends: tuple[Trend, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.trends[:2]))
+
+    def to_json(self) -> dict[str, object]:
+        """For the log: the sentence, and what a chart needs to draw the forecast."""
+        drawn = [{k: getattr(t, k) for k in ("name", "value", "limit", "rate", "left")} for t in self.trends[:3]]
+        return {
+            "step": self.step, "risk": round(self.risk, 4), "severity": self.severity, "reason": str(self),
+            "trends": drawn,
+        }  # fmt: skip
+
+
+class Forecast:
+    """Follows the series of one run."""
+
+    def __init__(self) -> None:
+        self.risk = 0.0
+        self.trends: tuple[Trend, ...] = ()
+        """What the risk consists of, the most pressing first."""
+        self._series: dict[str, _Series] = {}
+        self._limits: dict[str, float] = {}
+        self._said: EarlyWarning | None = None
+        self._calm = 0
+
+    @property
+    def look_closer(self) -> bool:
+        """Whether what costs something to read should be read at every step for now."""
+        return self.risk >= CLOSER
+
+    def set_limit(self, name: str, limit: float) -> None:
+        """Follow a series that is not one of `QUANTITIES`, or with a limit of its own, approached from either side."""
+        self._limits[name] = limit
+
+    def read(
+        self, step: int, values: Mapping[str, float], limits: Mapping[str, float] | None = None
+    ) -> EarlyWarning | None:
+        """Take in what was read at a step; a warning when one is due, once, and again only when it has worsened."""
+        for name, value in values.items():
+            series = self._series.get(name) or self._follow(name, value)
+            if series is not None:
+                series.add(step, value, (limits or {}).get(name))
+        found = [s.trend for s in self._series.values() if s.trend is not None]
+        self.trends = tuple(sorted(found, key=lambda t: -t.risk))
+        # several quantities out of their range are worse than one; several tensors of one quantity are one sign
+        worst: dict[str, float] = {}
+        for trend in found:
+            kind = trend.name.partition("/")[0]
+            worst[kind] = max(worst.get(kind, 0.0), trend.risk)
+        self.risk = 1.0 - math.prod(1.0 - r for r in worst.values())
+        return self._due(step)
+
+    def _follow(self, name: str, value: float) -> _Series | None:
+        quantity, limit = QUANTITIES.get(name.partition("/")[0]), self._limits.get(name)
+        if limit is not None and math.isfinite(value):
+            words = quantity.words if quantity is not None else name
+            quantity = Quantity(words=words, limit=limit, far=math.inf, falls=abs(value) > limit)
+        if quantity is None:
+            return None
+        self._series[name] = _Series(name, quantity)
+        return self._series[name]
+
+    def _due(self, step: int) -> EarlyWarning | None:
+        if self.risk < WARN:
+            self._calm += 1
+            if self._calm >= CALM:
+                self._said = None
+            return None
+        self._calm = 0
+        severity: Severity = "critical" if self.risk >= CRITICAL else "warning"
+        if self._said is not None and (self._said.severity == "critical" or severity == "warning"):
+            return None
+        self._said = EarlyWarning(step=step, risk=self.risk, severity=severity, trends=self.trends)
+        return self._said
+
+
+class _Series:
+    """One series: its last readings, and the most extreme level of its history."""
+
+    def __init__(self, name: str, quantity: Quantity) -> None:
+        self.name, self.quantity = name, quantity
+        self.trend: Trend | None = None
+        self._sign = -1.0 if quantity.falls else 1.0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=TREND)
+        self._young: deque[float] = deque()
+        self._reach = -math.inf
+        self._count = 0
+
+    def add(self, step: int, value: float, limit: float | None) -> None:
+        """Take a reading in; zeros and non-finite values say nothing about a trend."""
+        if not math.isfinite(value) or value == 0:
+            return
+        y = self._sign * math.log(abs(value))
+        if self._recent and step <= self._recent[-1][0]:  # the run went back
+            self._recent.clear()
+        self._recent.append((step, y))
+        self._count += 1
+        level = median(y for _, y in list(self._recent)[-SMOOTH:])
+        self._young.append(level)
+        if len(self._young) > GAP:
+            self._reach = max(self._reach, self._young.popleft())
+        self.trend = self._judge(step, level, limit) if self._count >= LEAST else None
+
+    def _judge(self, step: int, level: float, limit: float | None) -> Trend | None:
+        q = self.quantity
+        beyond = level - self._reach
+        high = self._sign * math.log(q.high)
+        if beyond < math.log(q.margin) and level < high:
+            return None
+        slope = min(_slope(list(self._recent)), _slope(list(self._recent)[-TREND // 2 :]))
+        bound = q.limit if limit is None else limit
+        end = self._sign * math.log(bound)
+        risks = [0.0]
+        if beyond >= math.log(q.margin) and slope > 0:
+            risks += [1.0 - max(0.0, end - level) / slope / (2 * HORIZON), beyond / (2 * math.log(q.far))]
+        if level >= high and slope > -STEADY:
+            risks.append(0.5 + 0.5 * (level - high) / (end - high))
+        risk = min(1.0, max(risks))
+        if risk <= 0:
+            return None
+        return Trend(
+            name=self.name, step=step, value=math.exp(self._sign * level), limit=bound,
+            rate=math.exp(min(self._sign * slope, 80.0)), beyond=math.exp(min(beyond, 80.0)), risk=risk,
+        )  # fmt: skip
+
+
+def _slope(points: list[tuple[int, float]]) -> float:
+    """The median of the slopes between all pairs (Theil and Sen): a few outliers cannot turn it."""
+    return median((y2 - y1) / (x2 - x1) for i, (x1, y1) in enumerate(points) for x2, y2 in points[i + 1 :])
