@@ -6,7 +6,7 @@ yields what it found:
 
     def check(node: ast.Call, module: Module) -> Iterator[Found]:
         found = module.operation(node)
-        if found and found[0] == "log" and ...:
+        if found and found.name == "log" and ...:
             yield Found(node=node, message="log of a sigmoid", edits=(module.replace(node, "..."),), safe=True)
 
     RULE = Rule(code="NP206", name="log-of-sigmoid", ..., nodes=(ast.Call,), calls=frozenset({"log"}), check=check)

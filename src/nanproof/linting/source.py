@@ -2,7 +2,7 @@
 
 >>> module = Module.parse("import torch as th\\nfrom torch.nn import functional as F\\ny = th.log(F.softmax(x, -1))\\n")
 >>> log, softmax = module.nodes(ast.Call)
->>> module.called(softmax), module.operation(log)[0], module.source(softmax)
+>>> module.called(softmax), module.operation(log).name, module.source(softmax)
 ('torch.nn.functional.softmax', 'log', 'F.softmax(x, -1)')
 """
 
@@ -151,7 +151,7 @@ class Module(Tree):
         return names.dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
     def operation(self, call: ast.AST) -> Operation | None:
-        """One view on function and method form: ``torch.log(x)`` and ``x.log()`` are ("log", x, [], {})."""
+        """One view on function and method form: ``torch.log(x)`` and ``x.log()`` are log of x."""
         if not isinstance(call, ast.Call):
             return None
         try:

@@ -79,7 +79,7 @@ def _per_row(denominator: ast.expr, module: Module) -> bool:
     """Whether there is one mean for each sequence: among many, one that is padding alone comes sooner or later."""
     for at in cores(denominator, module):
         found = module.operation(at)
-        if found is not None and (found[2] or {"dim", "axis"} & set(found[3])):
+        if found is not None and (found.args or {"dim", "axis"} & set(found.keywords)):
             return True
     return False
 
@@ -95,9 +95,9 @@ def _features(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module
 def _averaged(denominator: ast.expr, module: Module) -> ast.expr | None:
     """The mask of ``(x * mask).mean() / mask.mean()``."""
     found = module.operation(core(denominator, module))
-    if found is None or found[0] != "mean" or found[1] is None:
+    if found is None or found.name != "mean" or found.operand is None:
         return None
-    return found[1] if named_mask(module.source(found[1])) or boolean(found[1], module) else None
+    return found.operand if named_mask(module.source(found.operand)) or boolean(found.operand, module) else None
 
 
 def _is_mask(mask: ast.expr, numerator: ast.expr, keys: set[str], module: Module) -> bool:
@@ -169,7 +169,7 @@ def _constant_mask(mask: ast.expr, module: Module) -> bool:
         return _finds_itself(held.left, held.comparators[0], module)
     if isinstance(held, ast.Call) and called_last(held, module) == "eq":
         found = module.operation(held)
-        sides = [found[1], *found[2]] if found and found[1] is not None else held.args
+        sides = [found.operand, *found.args] if found and found.operand is not None else held.args
         return len(sides) == 2 and _finds_itself(sides[0], sides[1], module)
     return isinstance(held, ast.Call) and called_last(held, module) in ("tril", "triu", "eye", "full", "linspace")
 

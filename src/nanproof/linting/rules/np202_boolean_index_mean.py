@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from ..flow import key_of
 from ..guards import checked
 from ..masks import is_padding
+from ..names import Operation
 from ..numerics import boolean, named_mask
 from ..purpose import counts_hits, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..values import called_last, core, names_of, number, short, trail
 
 if TYPE_CHECKING:
-    from ..names import Operation
     from ..source import Module
 
 _LOSSES = {
@@ -42,9 +42,9 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
 
 
 def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
-    if found[1] is None:
+    if found.operand is None:
         return
-    name, first, rest, keywords = found[0], found[1], found[2], found[3]
+    name, first, rest, keywords = found.name, found.operand, found.args, found.keywords
     if name == "mean":
         dims = [*rest, *(v for k, v in keywords.items() if k in ("dim", "axis"))]
         if dims and number(dims[0], module) != 0:
@@ -83,7 +83,7 @@ def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Oper
     for call in calls:
         if len(call.args) >= 2:
             keywords = {k.arg: k.value for k in layer.keywords if k.arg}
-            yield call, ("loss", call.args[0], call.args[1:], keywords)
+            yield call, Operation("loss", call.args[0], call.args[1:], keywords)
 
 
 def _reduces_otherwise(node: ast.expr) -> bool:
@@ -119,10 +119,14 @@ def _selection(node: ast.expr, module: Module, depth: int = 0) -> tuple[ast.expr
         return at.value, at.slice
     if isinstance(at, ast.Call):
         found = module.operation(at)
-        if found and found[0] == "masked_select" and found[1] is not None and found[2]:
-            return found[1], found[2][0]
-        if found and found[0] in ("abs", "square", "pow", "exp", "log", "sqrt", "neg", "relu") and found[1] is not None:
-            return _selection(found[1], module, depth + 1)
+        if found and found.name == "masked_select" and found.operand is not None and found.args:
+            return found.operand, found.args[0]
+        if (
+            found
+            and found.name in ("abs", "square", "pow", "exp", "log", "sqrt", "neg", "relu")
+            and found.operand is not None
+        ):
+            return _selection(found.operand, module, depth + 1)
     if isinstance(at, ast.BinOp):
         sides = [_selection(at.left, module, depth + 1), _selection(at.right, module, depth + 1)]
         return next((s for s in sides if s), None) if all(sides) or isinstance(at.right, ast.Constant) else None

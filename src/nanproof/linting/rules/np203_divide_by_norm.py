@@ -68,15 +68,15 @@ def _vector(node: ast.expr, module: Module) -> ast.expr | None:
 
 def _normed(at: ast.expr, module: Module) -> ast.expr | None:
     found = operation(at, module)
-    if found is None or found[1] is None:
+    if found is None or found.operand is None:
         return None
-    name, first, rest = found[0], found[1], found[2]
+    name, first, rest = found.name, found.operand, found.args
     if name in _NORMS:
         return first
     if name == "sqrt" or (name == "pow" and rest and number(rest[0], module) == 0.5):
         inner = operation(core(first, module), module)
-        if inner and inner[0] == "sum" and inner[1] is not None and squared(inner[1], module):
-            return inner[1]
+        if inner and inner.name == "sum" and inner.operand is not None and squared(inner.operand, module):
+            return inner.operand
     return None
 
 
@@ -115,8 +115,8 @@ def _may_vanish(vector: ast.expr, module: Module) -> bool:
         found = operation(at, module)
         if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub):
             return True
-        if found is not None and found[0] in ("mul", "multiply") and found[2]:
-            sides = [s for s in (found[1], found[2][0]) if s is not None]
+        if found is not None and found.name in ("mul", "multiply") and found.args:
+            sides = [s for s in (found.operand, found.args[0]) if s is not None]
             if any(boolean(s, module) or named_mask(key_of(s).rpartition(".")[2]) for s in sides):
                 return True
         if isinstance(at, ast.Call) and called_last(at, module) in _ZEROS:
@@ -161,7 +161,7 @@ def _fix(node: ast.AST, numerator: ast.expr, factor: ast.expr, vector: ast.expr,
     text = module.source(vector)
     if isinstance(node, ast.BinOp) and isinstance(factor, ast.Call) and module.source(numerator) == text:
         found = module.operation(factor)
-        dims = _dims(found[2], found[3], module) if found else None
+        dims = _dims(found.args, found.keywords, module) if found else None
         if dims is not None:
             name, needed = module.spell("torch.nn.functional.normalize")
             return (module.replace(node, f"{name}({text}, dim={dims})"), *needed)

@@ -56,14 +56,14 @@ def _spread(node: ast.expr, module: Module) -> ast.expr | None:
 
 def _deviating(at: ast.expr, module: Module) -> ast.expr | None:
     found = operation(at, module)
-    if found is None or found[1] is None:
+    if found is None or found.operand is None:
         return None
-    name, first, rest = found[0], found[1], found[2]
+    name, first, rest = found.name, found.operand, found.args
     if name == "std":
         return first
     if name == "sqrt" or (name == "pow" and rest and number(rest[0], module) == 0.5):
         inner = operation(core(first, module), module)
-        return inner[1] if inner and inner[0] == "var" else None
+        return inner.operand if inner and inner.name == "var" else None
     return None
 
 

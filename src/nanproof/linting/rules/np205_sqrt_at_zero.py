@@ -55,7 +55,9 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
 def _below(node: ast.AST, module: Module) -> bool:
     """Whether the root, or the root with an eps behind it, divides something: it is expected to be small."""
     found = operation(node, module)
-    if found is not None and (found[0].startswith("rsqrt") or (found[2] and (number(found[2][0], module) or 0) < 0)):
+    if found is not None and (
+        found.name.startswith("rsqrt") or (found.args and (number(found.args[0], module) or 0) < 0)
+    ):
         return True
     above = module.parent(node)
     while (isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add)) or isinstance(above, ast.Attribute):
@@ -92,12 +94,17 @@ def _differs(operand: ast.expr, kind: str, module: Module) -> bool:
 def _operand(node: ast.AST, module: Module) -> ast.expr | None:
     """What stands under a root: ``torch.sqrt(x)``, ``x.sqrt()``, ``x ** 0.5``, ``x.pow(0.5)``."""
     found = operation(node, module)
-    if found is None or found[1] is None:
+    if found is None or found.operand is None:
         return None
-    if found[0] in _ROOTS:
-        return found[1]
-    if found[0] == "pow" and found[2] and abs(number(found[2][0], module) or 0) == 0.5 and not scalar(found[1], module):
-        return found[1]
+    if found.name in _ROOTS:
+        return found.operand
+    if (
+        found.name == "pow"
+        and found.args
+        and abs(number(found.args[0], module) or 0) == 0.5
+        and not scalar(found.operand, module)
+    ):
+        return found.operand
     return None
 
 

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[0] not in ("log", "log_") or found[1] is None or aside(node, module):
+    if found is None or found.name not in ("log", "log_") or found.operand is None or aside(node, module):
         return
-    total = operation(core(found[1], module), module)
-    if total is None or total[0] not in ("sum", "mean") or total[1] is None:
+    total = operation(core(found.operand, module), module)
+    if total is None or total.name not in ("sum", "mean") or total.operand is None:
         return
-    exponential = operation(core(total[1], module), module)
-    if exponential is None or exponential[0] != "exp" or exponential[1] is None:
+    exponential = operation(core(total.operand, module), module)
+    if exponential is None or exponential.name != "exp" or exponential.operand is None:
         return
     if (
-        shifted(exponential[1], module)
-        or constant(exponential[1], module)
-        or small_exponent(exponential[1], module)
-        or any(key_of(t) and guarded_elsewhere(t, module) for t in trail(found[1], module))
+        shifted(exponential.operand, module)
+        or constant(exponential.operand, module)
+        or small_exponent(exponential.operand, module)
+        or any(key_of(t) and guarded_elsewhere(t, module) for t in trail(found.operand, module))
     ):
         return
-    moved = _rewrite(node, found[1], total, exponential[1], module)
+    moved = _rewrite(node, found.operand, total, exponential.operand, module)
     yield Found(
         node=node,
         message="the logarithm of a sum of exponentials is inf as soon as one exponent passes 88.7 (float16: 11.09)",
@@ -58,7 +58,7 @@ def _rewrite(node: ast.Call, operand: ast.expr, total: Operation, exponent: ast.
     _, summand, rest, keywords = total
     dims = keywords.get("dim", keywords.get("axis", rest[0] if rest else None))
     if (
-        total[0] != "sum"
+        total.name != "sum"
         or dims is None
         or len(rest) > 2
         or set(keywords) - {"dim", "axis", "keepdim", "keepdims"}

@@ -28,12 +28,12 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
     if parts is None or aside(node, module):
         return
     exponential = _exponential(parts[0], module)
-    if exponential is None or exponential[0] != "exp" or exponential[1] is None:
+    if exponential is None or exponential.name != "exp" or exponential.operand is None:
         return
     below = summed(parts[1], module)
     if below is None or not _same(below, parts[0], module):
         return
-    exponent = exponential[1]
+    exponent = exponential.operand
     if shifted(exponent, module) or constant(exponent, module) or small_exponent(exponent, module):
         return
     if _divided_again(node, below, module):
@@ -52,9 +52,9 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
 def _exponential(above: ast.expr, module: Module) -> Operation | None:
     """The exponential above the line, alone or times a mask."""
     found = operation(core(above, module), module)
-    if found is None or found[0] not in ("mul", "multiply") or not found[2]:
+    if found is None or found.name not in ("mul", "multiply") or not found.args:
         return found
-    sides = [operation(core(s, module), module) for s in (found[1], found[2][0]) if s is not None]
+    sides = [operation(core(s, module), module) for s in (found.operand, found.args[0]) if s is not None]
     return next((s for s in sides if s is not None and s[0] == "exp"), None)
 
 
@@ -69,10 +69,10 @@ def _same(below: ast.expr, above: ast.expr, module: Module) -> bool:
 def small_exponent(exponent: ast.expr, module: Module, depth: int = 0) -> bool:
     """Exponents that cannot be large: minus a square, as in a Gaussian kernel, cosines, or something bounded."""
     found = operation(core(exponent, module), module)
-    if found is not None and found[0] in _BOUNDED:
+    if found is not None and found.name in _BOUNDED:
         return True
-    if found is not None and found[0] in ("mul", "div", "neg") and depth < 8:
-        sides = [side for side in (found[1], *found[2]) if side is not None]
+    if found is not None and found.name in ("mul", "div", "neg") and depth < 8:
+        sides = [side for side in (found.operand, *found.args) if side is not None]
         if any(small_exponent(side, module, depth + 1) for side in sides):
             return True
     for part in made_of(exponent, module, limit=120):
@@ -97,9 +97,9 @@ def _divided_again(node: ast.AST, below: ast.expr, module: Module) -> bool:
 
 def _rewrite(node: ast.AST, above: ast.expr, below: ast.expr, exponent: ast.expr, module: Module) -> Moved:
     total = operation(core(below, module), module)
-    if total is None or not isinstance(node, ast.BinOp) or set(total[3]) - {"dim", "axis", "keepdim", "keepdims"}:
+    if total is None or not isinstance(node, ast.BinOp) or set(total.keywords) - {"dim", "axis", "keepdim", "keepdims"}:
         return Moved()
-    rest, keywords = total[2], total[3]
+    rest, keywords = total.args, total.keywords
     dims = keywords.get("dim", keywords.get("axis", rest[0] if rest else None))
     keep = keywords.get("keepdim", keywords.get("keepdims", rest[1] if len(rest) > 1 else None))
     if dims is None or isinstance(dims, ast.Tuple | ast.List) or not isinstance(keep, ast.Constant) or not keep.value:

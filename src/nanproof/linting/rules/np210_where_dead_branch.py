@@ -120,12 +120,12 @@ def _bad_operation(part: ast.AST, module: Module) -> tuple[str, ast.expr | None]
     if parts is not None:
         return "div", None if scalar(parts[1], module) else parts[1]
     found = operation(part, module) if isinstance(part, ast.Call | ast.BinOp) else None
-    if found is None or found[1] is None or scalar(found[1], module):
+    if found is None or found.operand is None or scalar(found.operand, module):
         return "", None
-    if found[0] == "pow" and found[2]:
-        exponent = number(found[2][0], module)
-        return ("power" if exponent is not None and (exponent < 0 or exponent % 1) else ""), found[1]
-    return _RISKS.get(found[0], ""), found[1]
+    if found.name == "pow" and found.args:
+        exponent = number(found.args[0], module)
+        return ("power" if exponent is not None and (exponent < 0 or exponent % 1) else ""), found.operand
+    return _RISKS.get(found.name, ""), found.operand
 
 
 def _names(operand: ast.expr, module: Module) -> set[str]:
@@ -142,7 +142,7 @@ def _tamed(name: str, operand: ast.expr, module: Module) -> bool:
     at = core(operand, module)
     if name in ("exp", "expm1"):
         found = operation(at, module)
-        return found is not None and found[0] in _KEPT_LOW
+        return found is not None and found.name in _KEPT_LOW
     if name.startswith("log") and isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add):
         ones = (number(at.left, module), number(at.right, module))
         if 1.0 in ones:
@@ -163,9 +163,9 @@ def _not_negative(node: ast.expr, module: Module) -> bool:
             _not_negative(s, module) or scalar(s, module) or isinstance(s, ast.Name) for s in sides
         )
     found = operation(at, module)
-    if found is not None and found[0] == "pow" and found[2]:
-        return (number(found[2][0], module) or 1) % 2 == 0
-    return found is not None and found[0] in _POSITIVE
+    if found is not None and found.name == "pow" and found.args:
+        return (number(found.args[0], module) or 1) % 2 == 0
+    return found is not None and found.name in _POSITIVE
 
 
 def _to_integer(call: ast.Call, module: Module) -> bool:

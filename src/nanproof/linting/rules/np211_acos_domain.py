@@ -49,7 +49,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
 def _operand(node: ast.Call, module: Module) -> ast.expr | None:
     found = module.operation(node)
     if found is not None:
-        return found[1]
+        return found.operand
     if isinstance(node.func, ast.Attribute) and not module.called(node) and not node.args:
         root = module.receiver(node).partition(".")[0]
         return None if root in module.aliases or root in ("np", "math") else node.func.value

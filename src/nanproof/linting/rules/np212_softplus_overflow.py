@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[1] is None or found[0] not in ("log", "log1p") or aside(node, module):
+    if found is None or found.operand is None or found.name not in ("log", "log1p") or aside(node, module):
         return
-    rest = found[1] if found[0] == "log1p" else beside_one(core(found[1], module), module)
+    rest = found.operand if found.name == "log1p" else beside_one(core(found.operand, module), module)
     if rest is None or scalar(rest, module) or constant(rest, module):
         return
     exponential = operation(core(rest, module), module)
-    if exponential is not None and exponential[0] == "exp" and exponential[1] is not None:
-        yield from _softplus(node, rest, exponential[1], module)
+    if exponential is not None and exponential.name == "exp" and exponential.operand is not None:
+        yield from _softplus(node, rest, exponential.operand, module)
 
 
 def _softplus(node: ast.AST, rest: ast.expr, exponent: ast.expr, module: Module) -> Iterator[Found]:
@@ -36,7 +36,7 @@ def _softplus(node: ast.AST, rest: ast.expr, exponent: ast.expr, module: Module)
         return  # exp(-|x|) is at most 1: this is the safe formula
     if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
         inner = operation(core(at.operand, module), module)
-        if inner is not None and inner[0] == "abs":
+        if inner is not None and inner.name == "abs":
             return  # exp(-|x|) is at most 1: this is the safe formula
     name, needed = module.spell("torch.nn.functional.softplus")
     yield Found(

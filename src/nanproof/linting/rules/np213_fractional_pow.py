@@ -22,9 +22,9 @@ _POSITIVE = {"exp", "softplus", "sigmoid", "softmax", "cosh", "relu", "norm", "s
 
 def check(node: ast.AST, module: Module) -> Iterator[Found]:
     found = operation(node, module)
-    if found is None or found[0] != "pow" or found[1] is None or not found[2]:
+    if found is None or found.name != "pow" or found.operand is None or not found.args:
         return
-    base, exponent = found[1], number(found[2][0], module)
+    base, exponent = found.operand, number(found.args[0], module)
     if exponent is None or exponent % 1 == 0 or exponent < 0 or scalar(base, module):
         return
     why = _why(base, exponent, module)
@@ -44,7 +44,7 @@ def _why(base: ast.expr, exponent: float, module: Module) -> str:
     found = operation(at, module)
     if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub) and not _by_number(at, module):
         return "can be negative, and a fractional power of a negative number is NaN"
-    if exponent < 1 and found is not None and found[0] == "abs":
+    if exponent < 1 and found is not None and found.name == "abs":
         return "can be zero, where a power below 1 has an infinite slope"
     if exponent < 1 and exponent != 0.5 and vanishes(base, module) not in ("", "a difference"):
         return "can be zero, where a power below 1 has an infinite slope"

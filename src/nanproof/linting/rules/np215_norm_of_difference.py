@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[0] not in ("norm", "vector_norm") or found[1] is None:
+    if found is None or found.name not in ("norm", "vector_norm") or found.operand is None:
         return
-    at = core(found[1], module)
+    at = core(found.operand, module)
     if not isinstance(at, ast.BinOp) or not isinstance(at.op, ast.Sub) or guarded(at, module):
         return
     if in_loss(node, module) and not only_logged(node, module):

@@ -60,10 +60,10 @@ def _filled(node: ast.Call | ast.Assign, module: Module) -> tuple[ast.expr, ast.
         target = node.targets[0]
         return (target.value, target.slice, node.value) if isinstance(target, ast.Subscript) else None
     found = module.operation(node)
-    if found is None or found[0].rstrip("_") != "masked_fill" or found[1] is None:
+    if found is None or found.name.rstrip("_") != "masked_fill" or found.operand is None:
         return None
-    given = [*found[2], *found[3].values()]
-    return (found[1], given[0], given[1]) if len(given) == 2 else None
+    given = [*found.args, *found.keywords.values()]
+    return (found.operand, given[0], given[1]) if len(given) == 2 else None
 
 
 def _of_keys(mask: ast.expr, module: Module) -> bool:

@@ -24,13 +24,13 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         yield from _minus_one(node, module)
         return
     found = module.operation(node)
-    if found is None or found[1] is None or found[0] != "log" or module.is_test:
+    if found is None or found.operand is None or found.name != "log" or module.is_test:
         return
-    rest = beside_one(found[1], module)
+    rest = beside_one(found.operand, module)
     if rest is None or scalar(rest, module):
         return
     exponential = operation(core(rest, module), module)
-    if exponential is not None and exponential[0] == "exp":
+    if exponential is not None and exponential.name == "exp":
         return  # NP212
     if trains(node, module) and not _counted(rest, module):
         name, needed = module.spell("torch.log1p")
@@ -56,7 +56,7 @@ def _minus_one(node: ast.BinOp, module: Module) -> Iterator[Found]:
     if not isinstance(node.op, ast.Sub) or not (isinstance(node.right, ast.Constant) and node.right.value == 1):
         return
     found = module.operation(node.left)
-    if found is None or found[0] != "exp" or found[1] is None or scalar(found[1], module):
+    if found is None or found.name != "exp" or found.operand is None or scalar(found.operand, module):
         return
     if module.is_test or not trains(node, module):
         return
@@ -65,7 +65,7 @@ def _minus_one(node: ast.BinOp, module: Module) -> Iterator[Found]:
         node=node,
         message="exp(x) - 1 has lost every x below 6e-8 (float16: 5e-4) before the 1 is subtracted",
         help="use torch.expm1(x)",
-        edits=(module.replace(node, f"{name}({module.source(found[1])})"), *needed),
+        edits=(module.replace(node, f"{name}({module.source(found.operand)})"), *needed),
         safe=True,
     )
 

@@ -20,9 +20,9 @@ _LOST = 2.0**-24
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[0] not in ("log", "log2", "log10", "log_") or found[1] is None:
+    if found is None or found.name not in ("log", "log2", "log10", "log_") or found.operand is None:
         return
-    at = core(found[1], module)
+    at = core(found.operand, module)
     if not isinstance(at, ast.BinOp) or not isinstance(at.op, ast.Sub):
         return
     one, probability = number(at.left, module), at.right

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[0] not in ("std", "var") or found[1] is None or aside(node, module):
+    if found is None or found.name not in ("std", "var") or found.operand is None or aside(node, module):
         return
     if (
-        {"unbiased", "correction"} & set(found[3])
-        or found[2]
-        or found[3].get("dim") is not None
+        {"unbiased", "correction"} & set(found.keywords)
+        or found.args
+        or found.keywords.get("dim") is not None
         or only_logged(node, module)
     ):
         return
-    operand = core(found[1], module)
+    operand = core(found.operand, module)
     why = _few(operand, module)
-    keys = {key_of(n) for n in [*ast.walk(found[1]), *ast.walk(operand)]} - {""}
+    keys = {key_of(n) for n in [*ast.walk(found.operand), *ast.walk(operand)]} - {""}
     if not why or checked(keys, node, module) or _measured(keys, node, module):
         return
     yield Found(
         node=node,
-        message=f"the {found[0]} of {short(operand, module) or why} is NaN when it holds one element; "
+        message=f"the {found.name} of {short(operand, module) or why} is NaN when it holds one element; "
         "an eps added to it does not help",
         help="test the count first, or use correction=0, which gives 0 for one element",
-        edits=_fix(node, found[2], module),
+        edits=_fix(node, found.args, module),
     )
 
 

@@ -48,19 +48,19 @@ def _same(above: ast.expr, weights: ast.expr, module: Module) -> bool:
 def _zero(weights: ast.expr, module: Module) -> str:
     """Why all weights may be zero at once: cut off below, or multiplied with a mask."""
     found = operation(weights, module)
-    if found is None or found[1] is None:
+    if found is None or found.operand is None:
         return ""
-    if found[0] in ("relu", "relu_", "threshold"):
+    if found.name in ("relu", "relu_", "threshold"):
         return "a ReLU can cut all of them off"
     if isinstance(weights, ast.Call) and called_last(weights, module) in ("clamp", "clip", "clamp_min", "clamp_"):
         return "clamped at 0" if lower_bound(weights, module) == 0 else ""
-    if found[0] in ("mul", "multiply") and found[2]:
-        for side in (found[1], found[2][0]):
+    if found.name in ("mul", "multiply") and found.args:
+        for side in (found.operand, found.args[0]):
             name = key_of(core(side, module)) or key_of(side)
             if boolean(side, module) or named_mask(name.rpartition(".")[2]):
                 return "a mask can leave none"
-    if found[0] == "masked_fill" and len(found[2]) == 2:
-        filler = found[2][1]
+    if found.name == "masked_fill" and len(found.args) == 2:
+        filler = found.args[1]
         return "a mask can leave none" if isinstance(filler, ast.Constant) and filler.value == 0 else ""
     return ""
 
