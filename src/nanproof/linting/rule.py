@@ -15,6 +15,7 @@ yields what it found:
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -66,7 +67,8 @@ class Rule:
     what: str
     why: str
     bad: str
-    """A source that can be linted by itself: exactly this rule fires."""
+    """A source that can be linted by itself: exactly this rule fires. Here, in ``good`` and in ``miss`` the usual imports
+    are added for the names torch, nn, F and ops."""
     good: str
     """What to write instead: this rule is silent."""
     miss: str = ""
@@ -85,6 +87,10 @@ class Rule:
     """If given, files whose text has none of these words are not looked at."""
     check: Callable[[Any, Module], Iterator[Found]]
 
+    def __post_init__(self) -> None:
+        for field in ("bad", "good", "miss"):
+            object.__setattr__(self, field, with_imports(getattr(self, field)))
+
     @property
     def topic(self) -> Topic:
         """The page about this rule."""
@@ -99,6 +105,31 @@ class Rule:
         if self.miss:
             sections.append(("What it does not find", f"```py\n{self.miss.strip()}\n```"))
         return Topic(name=self.code, title=self.name, sections=tuple(sections))
+
+
+_USUAL = {
+    "torch": "import torch",
+    "nn": "import torch.nn as nn",
+    "F": "import torch.nn.functional as F",
+    "ops": "from nanproof import ops",
+}
+
+
+def with_imports(text: str) -> str:
+    """An example with the imports that it leaves unsaid.
+
+    >>> print(with_imports("loss = F.relu(x)").strip())
+    import torch.nn.functional as F
+    <BLANKLINE>
+    <BLANKLINE>
+    loss = F.relu(x)
+    """
+    used = set(re.findall(r"(?<![\w.])(torch|nn|F|ops)(?=\.\w)", text))
+    wanted = [line for name, line in _USUAL.items() if name in used and f" {name}\n" not in text]
+    if not wanted:
+        return text
+    gap = "\n" if text.lstrip().startswith(("import ", "from ")) else "\n\n\n"
+    return "\n" + "\n".join(wanted) + gap + text.lstrip("\n")
 
 
 _FIXES = {

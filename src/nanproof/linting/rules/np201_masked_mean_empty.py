@@ -214,18 +214,11 @@ in 100,000 batches, it is around step 100,000 that the run ends.
 after `clamp(min=1)`. An eps of `1e-8` added instead is 0 in float16.
 """,
     bad="""
-import torch.nn.functional as F
-
-
 def token_loss(logits, labels, mask):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * mask).sum() / mask.sum()
 """,
     good="""
-import torch.nn.functional as F
-from nanproof import ops
-
-
 def token_loss(logits, labels, mask):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * mask).sum() / mask.sum().clamp(min=1)
@@ -236,9 +229,6 @@ def selected_loss(logits, labels, mask):
     return ops.masked_mean(loss, mask)  # 0 when nothing is kept; NaN in places left out does not matter
 """,
     miss="""
-import torch
-
-
 def dice_loss(p, target):
     return 1 - 2 * (p * target).sum() / (p.sum() + target.sum())
 """,

@@ -168,9 +168,6 @@ weight, a squared total) makes every gradient NaN, a mean over ranks makes the l
 check of the loss stops or skips a batch that was merely empty.
 """,
     bad="""
-import torch.nn as nn
-
-
 class DepthLoss(nn.Module):
     def forward(self, pred, target):
         valid = target > 0
@@ -178,18 +175,11 @@ class DepthLoss(nn.Module):
         return error[valid].mean()
 """,
     good="""
-import torch.nn as nn
-from nanproof import ops
-
-
 class DepthLoss(nn.Module):
     def forward(self, pred, target):
         return ops.masked_mean((pred - target).abs(), target > 0)  # 0 when no pixel is valid
 """,
     miss="""
-import torch.nn as nn
-
-
 class HingeLoss(nn.Module):
     def forward(self, logits, labels):
         valid = labels != 255

@@ -199,27 +199,17 @@ and in float16 `1e-8` itself is 0. `F.normalize` divides by max(norm, 1e-12); in
 `ops.normalize` gives the zero vector 0 with a gradient of 0.
 """,
     bad="""
-import torch.nn as nn
-
-
 class ContrastiveLoss(nn.Module):
     def forward(self, a, b):
         a = a / a.norm(dim=-1, keepdim=True)
         return a @ b.t()
 """,
     good="""
-import torch.nn as nn
-import torch.nn.functional as F
-
-
 class Contrastive(nn.Module):
     def forward(self, a, b):
         return F.normalize(a, dim=-1) @ b.t()
 """,
     miss="""
-import torch.nn as nn
-
-
 class Contrastive(nn.Module):
     def length(self, a):
         return a.norm(dim=-1, keepdim=True)

@@ -104,25 +104,16 @@ value is 0 / 0 itself, and `(x - x.mean()) / (x.std() + 1e-6)` stays NaN. Use `u
 float16 an eps below 6e-8 is 0.
 """,
     bad="""
-import torch
-
-
 def policy_loss(log_probs, rewards):
     advantages = (rewards - rewards.mean()) / rewards.std()
     return -(log_probs * advantages).mean()
 """,
     good="""
-import torch
-
-
 def policy_loss(log_probs, rewards):
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
     return -(log_probs * advantages).mean()
 """,
     miss="""
-import torch
-
-
 def policy_loss(log_probs, rewards):
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)  # NaN for a single reward
     return -(log_probs * advantages).mean()

@@ -153,17 +153,10 @@ most 5e5; in float16, 1e-12 is 0, so compute the root in float32 or use a larger
 a gradient of 0 at 0, and `ops.safe_norm` too.
 """,
     bad="""
-import torch
-
-
 def distance_loss(a, b):
     return torch.sqrt(((a - b) ** 2).sum(dim=-1)).mean()
 """,
     good="""
-import torch
-from nanproof import ops
-
-
 def distance_loss(a, b):
     return ops.safe_norm(a - b, dim=-1).mean()
 
@@ -172,9 +165,6 @@ def distance_loss_with_eps(a, b):
     return torch.sqrt(((a - b) ** 2).sum(dim=-1) + 1e-12).mean()
 """,
     miss="""
-import torch
-
-
 def centerness_loss(left, right):
     return torch.sqrt(left.amin(-1) / left.amax(-1) * right.amin(-1) / right.amax(-1)).mean()
 """,

@@ -143,26 +143,16 @@ is 0 wherever a logit is that far below the largest one. The gradient is ∞ · 
 [0, 200] is [-200, 0] with gradient [1, -1], where `softmax(x).log()` gives [-inf, 0] and [NaN, NaN].
 """,
     bad="""
-import torch
-
-
 def nll_loss(logits, target):
     log_p = torch.log(torch.softmax(logits, dim=-1))
     return -log_p.gather(-1, target[..., None]).mean()
 """,
     good="""
-import torch
-import torch.nn.functional as F
-
-
 def nll_loss(logits, target):
     log_p = F.log_softmax(logits, dim=-1)
     return -log_p.gather(-1, target[..., None]).mean()
 """,
     miss="""
-import torch
-
-
 def policy_loss(policy, states, actions, returns):
     chosen = policy(states).gather(1, actions)  # the softmax is in the policy's forward
     return -(torch.log(chosen) * returns).mean()

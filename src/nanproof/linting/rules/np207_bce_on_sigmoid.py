@@ -89,26 +89,14 @@ With logits, sigmoid and logarithm are one formula, max(x, 0) - x·t + log(1 + e
 loses its gradient.
 """,
     bad="""
-import torch
-import torch.nn.functional as F
-
-
 def edge_loss(logits, edges):
     return F.binary_cross_entropy(torch.sigmoid(logits), edges)
 """,
     good="""
-import torch
-import torch.nn.functional as F
-
-
 def edge_loss(logits, edges):
     return F.binary_cross_entropy_with_logits(logits, edges)
 """,
     miss="""
-import torch
-import torch.nn as nn
-
-
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()

@@ -89,23 +89,14 @@ logarithm brings the number back into range, but too late: of [88, 90] it makes 
 [-104, -110] it makes -inf with NaN. `logsumexp` subtracts the largest exponent first: 90.127, gradient [0.119, 0.881].
 """,
     bad="""
-import torch
-
-
 def partition(scores):
     return torch.log(torch.sum(torch.exp(scores), dim=1))
 """,
     good="""
-import torch
-
-
 def partition(scores):
     return torch.logsumexp(scores, dim=1)
 """,
     miss="""
-import torch
-
-
 def partition(scores, keep):
     return torch.log((torch.exp(scores) * keep).sum(1))  # masked: fill with -inf, then logsumexp
 """,

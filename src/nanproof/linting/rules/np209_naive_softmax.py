@@ -128,24 +128,15 @@ exponents are below -104 the sum is 0, and 0 / 0 is NaN as well. Attention score
 `torch.softmax` subtracts the largest exponent first: the largest becomes exp(0) = 1 and the sum at least 1.
 """,
     bad="""
-import torch
-
-
 def attend(scores, values):
     weights = torch.exp(scores) / torch.exp(scores).sum(dim=-1, keepdim=True)
     return weights @ values
 """,
     good="""
-import torch
-
-
 def attend(scores, values):
     return torch.softmax(scores, dim=-1) @ values
 """,
     miss="""
-import torch
-
-
 def attend(scores, values, mask):
     weights = torch.exp(scores) * mask
     return weights / (weights.sum(dim=-1, keepdim=True) + 1e-6) @ values  # still inf / inf, but not a plain softmax

@@ -204,17 +204,10 @@ NaN. `torch.where(x > 0, x.log(), 0)` at x = 0 has the value 0 and the gradient 
 The way out is a second `where` on the inside, which gives the bad operation a harmless operand.
 """,
     bad="""
-import torch
-
-
 def log_positive(x):
     return torch.where(x > 0, torch.log(x), torch.zeros_like(x))
 """,
     good="""
-import torch
-from nanproof import ops
-
-
 def log_positive(x):
     return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), torch.zeros_like(x))
 
@@ -223,9 +216,6 @@ def log_selected(x):
     return ops.select(x > 0, torch.log, 0.0, x)
 """,
     miss="""
-import torch
-
-
 def log_positive(x):
     y = torch.log(x)
     y[x <= 0] = 0  # the same mistake, by assignment

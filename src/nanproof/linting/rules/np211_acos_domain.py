@@ -126,17 +126,11 @@ exactly 1, so two equal directions still have an infinite slope, and NaN one ste
 float32: an eps has to be at least 6e-8. `atan2(sin, cos)` has no such place.
 """,
     bad="""
-import torch
-
-
 def angle_loss(a, b):
     cosine = (a * b).sum(dim=-1)
     return torch.acos(cosine).mean()
 """,
     good="""
-import torch
-
-
 def angle_loss(a, b):
     cosine = (a * b).sum(dim=-1)
     return torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6)).mean()
@@ -146,9 +140,6 @@ def angle_loss_by_atan2(a, b):
     return torch.atan2(torch.linalg.cross(a, b).norm(dim=-1), (a * b).sum(dim=-1)).mean()
 """,
     miss="""
-import torch.nn as nn
-
-
 class Head(nn.Module):
     def forward(self, cosine):
         return cosine.clamp(-1, 1).acos()  # outside a loss a clamp to exactly 1 is taken for meant

@@ -81,17 +81,10 @@ exp overflows at x = 88.73 in float32 and bfloat16, at 11.09 in float16: the val
 the right answer is x itself with a gradient of 1. `F.softplus(89.0)` is 89.
 """,
     bad="""
-import torch
-
-
 def ranking_loss(positive, negative):
     return torch.log(1 + torch.exp(negative - positive)).mean()
 """,
     good="""
-import torch
-import torch.nn.functional as F
-
-
 def ranking_loss(positive, negative):
     return F.softplus(negative - positive).mean()
 """,

@@ -78,23 +78,14 @@ A fractional power of a negative number is NaN, in the value and in the gradient
 `x.abs().pow(0.75)` and `x.sign() * x.abs().pow(0.5)` have the gradient NaN at 0.
 """,
     bad="""
-import torch
-
-
 def robust_loss(pred, target):
     return ((pred - target).abs() ** 0.75).mean()
 """,
     good="""
-import torch
-
-
 def robust_loss(pred, target):
     return (((pred - target).abs() + 1e-6) ** 0.75).mean()
 """,
     miss="""
-import torch.nn as nn
-
-
 class ToneMap(nn.Module):
     def forward(self, image):
         return image ** (1 / 2.2)  # what the image may hold is not said here

@@ -110,23 +110,14 @@ In a norm, x · rsqrt(mean(x²) + eps), the slope at x = 0 is 1/√eps: 1e10 for
 is 0 altogether. A dead channel or a padded row then sends back gradients ten billion times too large.
 """,
     bad="""
-import torch
-
-
 def masked_loss(loss, mask):
     return (loss * mask).sum() / (mask.sum().clamp(min=1) + 1e-8)
 """,
     good="""
-import torch
-
-
 def masked_loss(loss, mask):
     return (loss * mask).sum() / mask.sum().clamp(min=1)
 """,
     miss="""
-import torch
-
-
 def masked_loss(loss, mask):
     return (loss * mask).sum() / (1 + mask.sum() + 1e-8)  # at least 1, but not by a clamp
 """,

@@ -44,16 +44,10 @@ rounding error by then, in a direction that means nothing. A squared distance ha
 smooth norm √(‖a - b‖² + ε²) is a norm far away and a square nearby.
 """,
     bad="""
-import torch
-
-
 def point_loss(pred, target):
     return (pred - target).norm(dim=-1).mean()
 """,
     good="""
-import torch
-
-
 def point_loss(pred, target):
     return ((pred - target).square().sum(dim=-1) + 1e-6).sqrt().mean()
 """,

@@ -155,9 +155,6 @@ With `torch.finfo(dtype).min` such a row becomes uniform: useless, but finite, a
 row to 0 is cleaner; `ops.masked_softmax` does that, with a gradient of 0.
 """,
     bad="""
-import torch.nn as nn
-
-
 class Pooling(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -169,10 +166,6 @@ class Pooling(nn.Module):
         return (scores.softmax(-1).unsqueeze(-1) * x).sum(1)
 """,
     good="""
-import torch.nn as nn
-from nanproof import ops
-
-
 class Pooling(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -183,10 +176,6 @@ class Pooling(nn.Module):
         return (weights.unsqueeze(-1) * x).sum(1)
 """,
     miss="""
-import torch
-import torch.nn as nn
-
-
 class Attention(nn.Module):
     def forward(self, scores, adjacency):
         scores = torch.where(adjacency > 0, scores, float("-inf"))  # a node without neighbours

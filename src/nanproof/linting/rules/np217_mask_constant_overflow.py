@@ -112,9 +112,6 @@ wrote so. `(1 - mask) * -1e9` does not raise: it is -inf, and the softmax of a r
 `torch.finfo(scores.dtype).min` is right in every dtype. bfloat16 has the range of float32 and is not affected.
 """,
     bad="""
-import torch
-
-
 def attend(scores, mask, values):
     scores = scores.masked_fill(mask == 0, -1e9)
     return scores.softmax(-1) @ values
@@ -125,9 +122,6 @@ def predict(model, batch):
         return model(batch)
 """,
     good="""
-import torch
-
-
 def attend(scores, mask, values):
     scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
     return scores.softmax(-1) @ values
@@ -138,8 +132,6 @@ def predict(model, batch):
         return model(batch)
 """,
     miss="""
-import torch
-
 NEGATIVE = {"mask": -1e9}
 
 

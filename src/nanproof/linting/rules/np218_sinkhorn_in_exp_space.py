@@ -172,9 +172,6 @@ On logarithms each half step is x - logsumexp(x): the largest exponent is subtra
 eps in the divisor does not help against overflow, and clamping the exponent changes the solution.
 """,
     bad="""
-import torch
-
-
 def doubly_stochastic(logits, turns=20):
     m = torch.exp(logits)
     for _ in range(turns):
@@ -183,9 +180,6 @@ def doubly_stochastic(logits, turns=20):
     return m
 """,
     good="""
-import torch
-
-
 def doubly_stochastic(logits, turns=20):
     m = logits
     for _ in range(turns):
@@ -194,9 +188,6 @@ def doubly_stochastic(logits, turns=20):
     return m.exp()
 """,
     miss="""
-import torch
-
-
 def rows(m):
     return m / m.sum(dim=-1, keepdim=True)
 

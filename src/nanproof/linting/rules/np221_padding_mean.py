@@ -30,16 +30,10 @@ It is 0 / 0 when every sequence of the batch is empty. That is rare: a filter th
 that got no data. The rule is off by default.
 """,
     bad="""
-import torch
-
-
 def mel_loss(error, mel_mask):
     return (error * mel_mask).sum() / mel_mask.sum()
 """,
     good="""
-import torch
-
-
 def mel_loss(error, mel_mask):
     return (error * mel_mask).sum() / mel_mask.sum().clamp(min=1)
 """,

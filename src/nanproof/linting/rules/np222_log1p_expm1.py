@@ -80,16 +80,10 @@ x = 1e-8 nothing is left: `log(1 + x)` is 0 and so is `exp(x) - 1`, where log1p 
 NaN by it, which is why the rule is off by default.
 """,
     bad="""
-import torch
-
-
 def spectrum_loss(a, b):
     return (torch.log(1 + a) - torch.log(1 + b)).abs().mean()
 """,
     good="""
-import torch
-
-
 def spectrum_loss(a, b):
     return (torch.log1p(a) - torch.log1p(b)).abs().mean()
 """,

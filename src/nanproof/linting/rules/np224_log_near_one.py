@@ -48,16 +48,10 @@ subtracted: where `p` has rounded to 1 this is log(0), -inf with an infinite gra
 float32; in float16 1e-8 is 0 itself.
 """,
     bad="""
-import torch
-
-
 def negative_loss(p):
     return -torch.log(1e-8 + 1 - p).mean()
 """,
     good="""
-import torch.nn.functional as F
-
-
 def negative_loss(logits):
     return -F.logsigmoid(-logits).mean()
 """,

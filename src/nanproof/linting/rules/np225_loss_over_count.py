@@ -87,17 +87,11 @@ A batch without a single label comes with packing, long prompts that are cut, fi
 sum is 0, the count is 0, and 0 / 0 is NaN in the loss and in every gradient.
 """,
     bad="""
-import torch.nn.functional as F
-
-
 def lm_loss(logits, labels, num_label_tokens):
     loss = F.cross_entropy(logits, labels, reduction="sum")
     return loss / num_label_tokens
 """,
     good="""
-import torch.nn.functional as F
-
-
 def lm_loss(logits, labels, num_label_tokens):
     loss = F.cross_entropy(logits, labels, reduction="sum")
     return loss / max(num_label_tokens, 1)

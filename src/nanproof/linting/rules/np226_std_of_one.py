@@ -87,17 +87,11 @@ With the default correction of 1 the deviation of one element is 0 / 0 = NaN. `(
 Groups of one come with the last batch, with a prompt whose other answers were filtered out, with one valid pixel.
 """,
     bad="""
-import torch
-
-
 def advantages(groups, index, reward):
     scores = torch.tensor(groups[index])
     return (reward - scores.mean()) / (scores.std() + 1e-6)
 """,
     good="""
-import torch
-
-
 def advantages(groups, index, reward):
     scores = torch.tensor(groups[index])
     return (reward - scores.mean()) / (scores.std(correction=0) + 1e-6)

@@ -83,10 +83,6 @@ A row in which the mask leaves nothing, or every score is negative, sums to exac
 in the gradient of the whole row. `clamp(min=1e-6)` on the sum makes it a row of zeros.
 """,
     bad="""
-import torch
-import torch.nn as nn
-
-
 class Mixer(nn.Module):
     def forward(self, scores, values):
         weights = torch.relu(scores)
@@ -94,10 +90,6 @@ class Mixer(nn.Module):
         return weights @ values
 """,
     good="""
-import torch
-import torch.nn as nn
-
-
 class Mixer(nn.Module):
     def forward(self, scores, values):
         weights = torch.relu(scores)

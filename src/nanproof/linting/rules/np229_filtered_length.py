@@ -74,9 +74,6 @@ RULE = Rule(
 When nothing passes, a Python number raises ZeroDivisionError, and a tensor of zeros divided by 0 is NaN without a word.
 """,
     bad="""
-import torch
-
-
 def total_loss(losses, device):
     kept = [value for value in losses if value > 0]
     loss = torch.zeros((), device=device)
@@ -85,9 +82,6 @@ def total_loss(losses, device):
     return loss / len(kept)
 """,
     good="""
-import torch
-
-
 def total_loss(losses, device):
     kept = [value for value in losses if value > 0]
     loss = torch.zeros((), device=device)

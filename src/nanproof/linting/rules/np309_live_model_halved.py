@@ -83,9 +83,6 @@ float16: small updates are rounded away, Adam's eps is 0, activations overflow. 
 each weight, at every save. Casting back with `.float()` does not bring the digits back.
 """,
     bad="""
-import torch
-
-
 def train(model, optimizer, loader):
     for step, x in enumerate(loader):
         model(x).mean().backward()
@@ -96,8 +93,6 @@ def train(model, optimizer, loader):
 """,
     good="""
 import copy
-
-import torch
 
 
 def train(model, optimizer, loader):
