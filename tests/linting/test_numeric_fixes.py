@@ -30,7 +30,7 @@ from torch.nn.functional import binary_cross_entropy as bce
 def repair(code: str, text: str, *, unsafe: bool = False) -> str:
     """The text after this rule's fixes; nothing may be left for it to find."""
     rule: Rule = RULES[code]
-    linter = Linter([], [rule], Settings())
+    linter = Linter([], [rule], Settings(info=True))
     fixed = fix(linter, Path("example.py"), text.encode(), unsafe=unsafe)
     assert fixed.changed
     assert fixed.compiles
@@ -235,7 +235,7 @@ CAREFUL = [
 @pytest.mark.parametrize(("code", "text"), CAREFUL, ids=[f"{c}-{i}" for i, (c, _) in enumerate(CAREFUL)])
 def test_no_safe_fix_where_the_value_is_used_elsewhere_or_has_changed(code: str, text: str) -> None:
     data = f"{HEAD}\n\n{text}\n".encode()
-    linter = Linter([], [RULES[code]], Settings())
+    linter = Linter([], [RULES[code]], Settings(info=True))
     assert linter.data(Path("example.py"), data).problems
     assert not fix(linter, Path("example.py"), data).changed
 
@@ -253,7 +253,7 @@ GONE = [
 @pytest.mark.parametrize(("code", "text"), GONE, ids=[f"{c}-{i}" for i, (c, _) in enumerate(GONE)])
 def test_no_fix_at_all_where_the_logits_are_gone(code: str, text: str) -> None:
     data = f"{HEAD}\n\n{text}\n".encode()
-    assert not fix(Linter([], [RULES[code]], Settings()), Path("example.py"), data, unsafe=True).changed
+    assert not fix(Linter([], [RULES[code]], Settings(info=True)), Path("example.py"), data, unsafe=True).changed
 
 
 # --- code that goes round in circles ----------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Model(nn.Module):
 
 def test_attributes_made_from_each_other_end() -> None:
     rules = [r for code, r in RULES.items() if code.startswith(("NP2", "NP002"))]
-    problems = Linter([], rules, Settings()).data(Path("example.py"), (HEAD + CIRCLES).encode()).problems
+    problems = Linter([], rules, Settings(info=True)).data(Path("example.py"), (HEAD + CIRCLES).encode()).problems
     codes = {p.finding.code for p in problems}
     assert "NP201" in codes
     assert "NP002" not in codes  # no rule has failed

@@ -24,7 +24,7 @@ DEFAULT = choose_rules([], [])
 
 
 def found(text: str, *rules: Rule, path: str = "example.py") -> list[str]:
-    problems = Linter([], rules, Settings()).data(Path(path), text.encode()).problems
+    problems = Linter([], rules, Settings(info=True)).data(Path(path), text.encode()).problems
     return [p.finding.code for p in problems]
 
 
@@ -68,7 +68,7 @@ def test_its_recorded_miss_is_missed(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", [r for r in RULES if r.fix != "none"], ids=ids)
 def test_its_fix_repairs_the_bad_example(rule: Rule) -> None:
     """Of the kind that the rule promises; the finding is gone, the result compiles and stays as it is."""
-    linter = Linter([], [rule], Settings())
+    linter = Linter([], [rule], Settings(info=True))
     fixed = fix(linter, Path("example.py"), rule.bad.encode(), unsafe=rule.fix == "unsafe")
     assert fixed.changed
     assert fixed.after.problems == ()
@@ -78,7 +78,7 @@ def test_its_fix_repairs_the_bad_example(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.fix == "none"], ids=ids)
 def test_a_rule_without_fix_offers_none(rule: Rule) -> None:
-    problems = Linter([], [rule], Settings()).data(Path("example.py"), rule.bad.encode()).problems
+    problems = Linter([], [rule], Settings(info=True)).data(Path("example.py"), rule.bad.encode()).problems
     assert all(p.finding.edits == () for p in problems)
 
 
@@ -113,7 +113,7 @@ def test_precision_and_recall_over_all_fixtures() -> None:
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
 def test_fixing_a_fixture_ends_and_compiles(path: Path) -> None:
     data = path.read_bytes()
-    linter = Linter([], EVERY, Settings())
+    linter = Linter([], EVERY, Settings(info=True))
     once = fix(linter, path, data, unsafe=True)
     assert once.compiles
     assert fix(linter, path, once.new, unsafe=True).new == once.new

@@ -11,8 +11,8 @@ from ..gradients import constant
 from ..guards import checked, guarded
 from ..numerics import division, named_probability, probability, summed
 from ..purpose import aside, only_logged, trains
-from ..rewrite import Moved, move
-from ..rule import Found, Rule
+from ..rewrite import move
+from ..rule import Found, Moved, Rule
 from ..values import core, number, operation, short, trail
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..flow import key_of
 from ..guards import guarded
 from ..numerics import probability
-from ..rewrite import Moved, move
-from ..rule import Change, Found, Rule
+from ..rewrite import move
+from ..rule import Change, Found, Moved, Rule
 from ..values import trail
 
 if TYPE_CHECKING:

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ..gradients import constant
-from ..purpose import only_logged, trains
-from ..rule import Found, Rule
-from ..values import core, number, short
-
-if TYPE_CHECKING:
-    from ..source import Module
+from ..matching import Hit, call, constant, reported, training
+from ..rule import Rule
+from ..values import core, number
 
 _LOST = 2.0**-24
 """What is smaller than this changes nothing when it is added to 1 in float32."""
 
 
-def check(node: ast.Call, module: Module) -> Iterator[Found]:
-    found = module.operation(node)
-    if found is None or found.name not in ("log", "log2", "log10", "log_") or found.operand is None:
-        return
-    at = core(found.operand, module)
+def _from_one(hit: Hit) -> ast.expr | None:
+    """``p`` of ``1 + eps - p``, where the eps is lost beside the 1."""
+    at = core(hit.operand, hit.module)
     if not isinstance(at, ast.BinOp) or not isinstance(at.op, ast.Sub):
-        return
-    one, probability = number(at.left, module), at.right
-    if one is None or not 1 < one < 1 + _LOST:
-        return
-    if not trains(node, module) or only_logged(node, module) or constant(probability, module):
-        return
-    said = short(probability, module) or "p"
-    yield Found(
-        node=node,
-        message=f"{module.source(at.left)} is 1 in float32, so this is log(0) = -inf once {said} rounds to 1",
-        help=f"use logits (logsigmoid(-x)), or torch.log1p(-{said}.clamp(max=1 - 1e-6))",
-    )
+        return None
+    one = number(at.left, hit.module)
+    return at.right if one is not None and 1 < one < 1 + _LOST else None
 
 
 RULE = Rule(
@@ -56,8 +39,10 @@ def negative_loss(logits):
     return -F.logsigmoid(-logits).mean()
 """,
     false_alarm="`p` is bounded away from 1, such as by label smoothing of the model's own output.",
-    nodes=(ast.Call,),
-    calls=frozenset({"log", "log2", "log10", "log_"}),
     words=("e-",),
-    check=check,
+    match=call("log", "log2", "log10", "log_").of(_from_one),
+    where=training,
+    unless=(reported, constant),
+    message=lambda h: f"the eps is lost beside the 1 in float32: this is log(0) = -inf once {h.said('p')} rounds to 1",
+    help="use logits (logsigmoid(-x)), or torch.log1p(-p.clamp(max=1 - 1e-6))",
 )
