@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
+from ..flow import has_argument, key_of
 from ..guards import changed_in_place, checked, guarded
 from ..masks import is_padding, words
 from ..numerics import QUOTIENTS, boolean, division, named_mask, summed
@@ -36,6 +36,12 @@ _POSITIVE = {
 _ROUTING = re.compile(
     r"expert|router|routing|gate|(^|_)moe|capacity|top_?k|attn_weight|attention_weight|degree|(^|_)deg"
 )
+_CHOSEN = re.compile(
+    r"label|target|ignore|loss_mask|_true$|(^|_)(y|pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
+    r"response\w*|action\w*|assist\w*|hard|obj|matched|gt)(_|$)",
+    re.I,
+)
+_TOKENS = re.compile(r"cross_entropy|nll_loss|log_?probs?$|log_?ps?$|logsoftmax|log_softmax", re.I)
 _NO_MASKS = re.compile(r"prob|alpha|attn|kernel|window|energy|prior|len(gth)?s?$")
 
 
@@ -71,8 +77,34 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
         help=f"keep the divisor at 1 or more: {short(denominator, module) or 'mask.sum()'}.clamp(min=1)",
         edits=_fix(denominator, mask, module),
         safe=boolean(mask, module) and summed(denominator, module) is not None,
+        info=not padding and not _may_be_empty(node, numerator, mask, module),
         about=node,
     )
+
+
+def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module) -> bool:
+    """Whether something says that nothing may be left: labels, positives, valid places; the tokens of a loss."""
+    losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
+    if losses and any(_CHOSEN.search(w) for w in words(mask, module)):
+        return True
+    parts = list(made_of(numerator, module, limit=120))
+    if losses and any(isinstance(c, ast.Call) and _TOKENS.search(called_last(c, module)) for c in parts):
+        return True
+    at = core(mask, module)
+    handed = isinstance(at, ast.Name) and has_argument(module.function(at), at.id)
+    # of patches or frames, which a regression is about, a fixed share is masked
+    return handed and in_loss(node, module) and not any(_regresses(p, module) for p in parts)
+
+
+def _regresses(part: ast.AST, module: Module) -> bool:
+    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow):
+        return True
+    return isinstance(part, ast.Call) and called_last(part, module) in ("mse_loss", "l1_loss", "abs", "square", "pow")
+
+
+def _stored(node: ast.AST, module: Module) -> list[str]:
+    owner = module.statement(node)
+    return [key_of(t) for t in getattr(owner, "targets", [getattr(owner, "target", None)]) if t is not None]
 
 
 def _per_row(denominator: ast.expr, module: Module) -> bool:

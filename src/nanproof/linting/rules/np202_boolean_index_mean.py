@@ -14,7 +14,7 @@ from ..names import Operation
 from ..numerics import boolean, named_mask
 from ..purpose import counts_hits, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, names_of, number, short, trail
+from ..values import called_last, core, made_of, names_of, number, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -28,6 +28,7 @@ _LAYERS = {
     "KLDivLoss", "GaussianNLLLoss",
 }  # fmt: skip
 _CALLS = {"mean", *_LOSSES}
+_PLACES = {"arange", "eye", "tril", "triu", "ones"}
 _INDICES = re.compile(
     r"ind(ex|ices|s)?$|idx|ids$|(^|_)(i|j|k|rows?|cols?|positions?|order|perm)$|(^|_)(train|val|test)_mask", re.I
 )
@@ -57,7 +58,7 @@ def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
     if not trains(node, module):
         return
     picked, mask = selection
-    if is_padding(mask, module) or _whole_set(mask, module) or _loaded(mask, module):
+    if is_padding(mask, module) or _whole_set(mask, module) or _loaded(mask, module) or _never_empty(mask, module):
         return
     keys = {key_of(t) for t in [*trail(mask, module), *trail(picked, module), first]} | _selectors(mask, module)
     if checked(keys - {""}, node, module) or only_logged(node, module) or counts_hits(first, module):
@@ -102,6 +103,21 @@ def _loaded(mask: ast.expr, module: Module) -> bool:
     owners = [b.owner for b in module.flow.bindings(module.function(mask), key) if b.value is None]
     calls = [o.value for o in owners if isinstance(o, ast.Assign) and isinstance(o.value, ast.Call)]
     return any("load" in called_last(c, module) for c in calls)
+
+
+def _never_empty(mask: ast.expr, module: Module) -> bool:
+    """A mask of places, ``arange(n) != i``; and of a group that is there, ``ids == i`` for i in ids.unique()."""
+    if any(isinstance(p, ast.Call) and called_last(p, module) in _PLACES for p in made_of(mask, module, limit=60)):
+        return True
+    held = core(mask, module)
+    names = {key_of(n) for n in ast.walk(held)} if isinstance(held, ast.Compare) else set()
+    for loop in (p for p in module.parents(mask) if isinstance(p, ast.For)):
+        found = [c for c in made_of(loop.iter, module, limit=40) if isinstance(c, ast.Call)]
+        if names & {key_of(n) for n in ast.walk(loop.target)} and any(
+            called_last(c, module) == "unique" for c in found
+        ):
+            return True
+    return False
 
 
 def _whole_set(mask: ast.expr, module: Module) -> bool:

@@ -162,8 +162,9 @@ RULE = Rule(
     code="NP203",
     name="divide-by-norm",
     what="""
-Finds a vector that is divided by its norm, `x / x.norm(dim=-1, keepdim=True)`, when nothing keeps the norm from
-zero: in a loss, and elsewhere where something in sight makes vectors zero (a difference, a ReLU, a mask, dropout).
+Finds a vector that is divided by its norm, `x / x.norm(dim=-1, keepdim=True)`, when nothing keeps the norm from zero
+and something in sight makes vectors zero (a difference, a ReLU, a mask, dropout). In a loss, without that, it is an
+info.
 """,
     why="""
 A zero vector has the norm 0, and 0 / 0 is NaN, in the value and in the gradient. Zero vectors are made by ReLU, by
@@ -177,13 +178,14 @@ and in float16 `1e-8` itself is 0. `F.normalize` divides by max(norm, 1e-12); in
     bad="""
 class ContrastiveLoss(nn.Module):
     def forward(self, a, b):
+        a = torch.relu(a)
         a = a / a.norm(dim=-1, keepdim=True)
         return a @ b.t()
 """,
     good="""
-class Contrastive(nn.Module):
+class ContrastiveLoss(nn.Module):
     def forward(self, a, b):
-        return F.normalize(a, dim=-1) @ b.t()
+        return F.normalize(torch.relu(a), dim=-1) @ b.t()
 """,
     miss="""
 class Contrastive(nn.Module):

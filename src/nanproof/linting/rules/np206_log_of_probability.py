@@ -14,6 +14,7 @@ from ..purpose import aside, only_logged, trains
 from ..rewrite import move
 from ..rule import Found, Moved, Rule
 from ..values import core, number, operation, short, trail
+from .np209_naive_softmax import small_exponent
 
 if TYPE_CHECKING:
     from ..names import Operation
@@ -46,7 +47,16 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             node=node,
             message=f"the logarithm of the probability {short(operand, module)} is -inf where it is zero",
             help="pass log-probabilities (log_softmax, logsigmoid) instead, or clamp: .clamp(min=1e-12).log()",
+            info=not _times_itself(node, operand, module),
         )
+
+
+def _times_itself(node: ast.AST, operand: ast.expr, module: Module) -> bool:
+    """``p * p.log()``: 0 · -inf is NaN already in the value."""
+    names = {key_of(n) for n in ast.walk(operand)} - {""}
+    above = module.parent(node)
+    sides = [above.left, above.right] if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Mult) else []
+    return any(names & {key_of(n) for n in ast.walk(s)} for s in sides if s is not node)
 
 
 def _handmade(operand: ast.expr, module: Module) -> ast.expr | None:
@@ -58,6 +68,8 @@ def _handmade(operand: ast.expr, module: Module) -> ast.expr | None:
     if parts is None or above is None or above.name != "exp" or below is None:
         return None
     total = module.operation(core(below, module))
+    if above.operand is None or small_exponent(above.operand, module):
+        return None
     return at if total is not None and total.name == "exp" else None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..gradients import constant
+from ..gradients import constant, enclosing
 from ..guards import guarded, small_constant
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged
@@ -26,6 +26,8 @@ _RISKS = {
 _COUNTS = re.compile(
     r"(^|_|\.)(counts?|nums?|n_?elems?|nonzeros?|lens?|lengths?|totals?|steps?|size|degrees?|deg)(_|$|\d)", re.I
 )
+_CAMERAS = re.compile(r"camera|distort|project|fisheye|intersect|(^|_)rays?(_|$)|pixel|jpeg|image", re.I)
+"""Geometry of the input: nothing is learned before it."""
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
 _CUTS = {"long", "int", "round", "floor", "ceil", "detach", "argmax", "argmin", "bool", "sign", "item", "no_grad"}
@@ -50,6 +52,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             message=f"{what} is computed everywhere: where it is bad the gradient is NaN, chosen or not",
             help="make the operand harmless first: torch.where(ok, x, 1.0), then compute, then choose (or ops.select)",
             edits=_fix(branch, condition, name, operand, risky, place == 0, module),
+            info=any(_CAMERAS.search(f.name) for f in enclosing(node, module)),
             about=core(operand, module) if name == "div" else risky,
         )
         return

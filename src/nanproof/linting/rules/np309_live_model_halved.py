@@ -49,6 +49,10 @@ def _to_half(node: ast.Call, module: Module) -> bool:
 
 def _copied(on: ast.AST, module: Module) -> bool:
     made = [on, *module.origins(on)]
+    if isinstance(on, ast.Name) and any(
+        isinstance(c.func, ast.Name) and c.func.id[:1].isupper() for m in made for c in calls_in(m)
+    ):
+        return True  # made here, around the model or for itself
     return any(
         last_name(c) in ("deepcopy", "copy", "clone", "from_pretrained", "load") for m in made for c in calls_in(m)
     )
