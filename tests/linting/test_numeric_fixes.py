@@ -105,6 +105,39 @@ def test_a_safe_fix_keeps_values_and_gradients(code: str, text: str, count: int)
             torch.testing.assert_close(b, a, rtol=2e-5, atol=2e-6)
 
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def edges(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """The values where rounding, underflow and overflow begin, in rows that are all small, all large, and mixed."""
+    info = torch.finfo(dtype)
+    low = [0.0, -0.0, info.smallest_normal, -info.smallest_normal, info.eps]
+    near = [1.0, 1 - info.eps, 1 + info.eps, -1.0, -1 - info.eps]
+    limit = torch.log(torch.tensor(info.max, dtype=torch.float64)).item()
+    high = [limit - 2, -limit + 2, limit / 2, -limit / 2, 9.0]
+    mixed = [0.5, -3.0, info.eps, limit / 3, -limit / 3]
+    rows = torch.tensor([low, near, high, mixed], dtype=torch.float64).to(dtype)
+    return rows.roll(seed, dims=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("code", "text", "count"), SAFE, ids=[f"{c}-{i}" for i, (c, _, _) in enumerate(SAFE)])
+def test_a_safe_fix_makes_no_finite_result_worse_at_the_edges(
+    code: str, text: str, count: int, dtype: torch.dtype
+) -> None:
+    """Values and gradients that were finite stay so, and are as near to the exact ones as before, to rounding."""
+    old = f"{HEAD}\n\n{text}\n"
+    new = repair(code, old)
+    inputs = [edges(dtype, i) for i in range(count)]
+    exact = run(new, [x.double() for x in inputs])
+    for before, after, truth in zip(run(old, inputs), run(new, inputs), exact, strict=True):
+        kept = torch.isfinite(before) & torch.isfinite(truth) & (truth.abs() < torch.finfo(dtype).max)
+        assert torch.isfinite(after[kept]).all()
+        old_error, new_error = ((x.double() - truth).abs()[kept] for x in (before, after))
+        rounding = 16 * torch.finfo(dtype).eps * truth.abs()[kept].clamp(min=1)
+        assert (new_error <= old_error + rounding).all()
+
+
 SOFTPLUS = [
     "def f(x):\n    return torch.log(1 + torch.exp(x))",
     "def f(x):\n    return torch.log(torch.exp(-x) + 1.0)",

@@ -29,7 +29,7 @@ def small_constant(node: ast.AST, module: Module) -> bool:
     if value is not None:
         return value > 0
     if isinstance(node, ast.BinOp):
-        return small_constant(node.left, module)
+        return small_constant(node.left, module) and scalar(node.right, module)
     text = dotted(node.func if isinstance(node, ast.Call) else node)
     if not text and isinstance(node, ast.Attribute):
         text = node.attr  # torch.finfo(x.dtype).eps

@@ -14,7 +14,7 @@ from ..names import Operation
 from ..numerics import boolean, named_mask
 from ..purpose import counts_hits, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, names_of, number, short, trail
+from ..values import called_last, core, cores, made_of, names_of, number, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -128,9 +128,12 @@ def _whole_set(mask: ast.expr, module: Module) -> bool:
 
 def _selection(node: ast.expr, module: Module, depth: int = 0) -> tuple[ast.expr, ast.expr] | None:
     """What is selected from, and the mask: ``x[mask]``, ``x.masked_select(mask)``, also through elementwise steps."""
-    at = core(node, module)
-    if depth > 12:
+    if depth > 8:
         return None
+    return next((found for at in cores(node, module) if (found := _selected(at, module, depth)) is not None), None)
+
+
+def _selected(at: ast.expr, module: Module, depth: int) -> tuple[ast.expr, ast.expr] | None:
     if isinstance(at, ast.Subscript) and _selects(at.slice, module):
         return at.value, at.slice
     if isinstance(at, ast.Call):
@@ -145,7 +148,7 @@ def _selection(node: ast.expr, module: Module, depth: int = 0) -> tuple[ast.expr
             return _selection(found.operand, module, depth + 1)
     if isinstance(at, ast.BinOp):
         sides = [_selection(at.left, module, depth + 1), _selection(at.right, module, depth + 1)]
-        return next((s for s in sides if s), None) if all(sides) or isinstance(at.right, ast.Constant) else None
+        return next((s for s in sides if s), None) if all(sides) or scalar(at.right, module) else None
     if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
         return _selection(at.operand, module, depth + 1)
     return None

@@ -11,7 +11,7 @@ from ..flow import key_of
 from ..gradients import constant, enclosing
 from ..guards import guarded, small_constant
 from ..numerics import boolean, division, summed
-from ..purpose import aside, only_logged
+from ..purpose import aside, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..values import called_last, core, number, operation, scalar, short
 
@@ -52,7 +52,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             message=f"{what} is computed everywhere: where it is bad the gradient is NaN, chosen or not",
             help="make the operand harmless first: torch.where(ok, x, 1.0), then compute, then choose (or ops.select)",
             edits=_fix(branch, condition, name, operand, risky, place == 0, module),
-            info=any(_CAMERAS.search(f.name) for f in enclosing(node, module)),
+            info=not trains(node, module) or any(_CAMERAS.search(f.name) for f in enclosing(node, module)),
             about=core(operand, module) if name == "div" else risky,
         )
         return
@@ -207,16 +207,17 @@ NaN. `torch.where(x > 0, x.log(), 0)` at x = 0 has the value 0 and the gradient 
 The way out is a second `where` on the inside, which gives the bad operation a harmless operand.
 """,
     bad="""
-def log_positive(x):
-    return torch.where(x > 0, torch.log(x), torch.zeros_like(x))
+def entropy_loss(p):
+    return -(p * torch.where(p > 0, torch.log(p), torch.zeros_like(p))).sum(-1).mean()
 """,
     good="""
-def log_positive(x):
-    return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), torch.zeros_like(x))
+def entropy_loss(p):
+    log_p = torch.where(p > 0, torch.log(torch.where(p > 0, p, 1.0)), torch.zeros_like(p))
+    return -(p * log_p).sum(-1).mean()
 
 
-def log_selected(x):
-    return ops.select(x > 0, torch.log, 0.0, x)
+def shorter_loss(p):
+    return -(p * ops.select(p > 0, torch.log, 0.0, p)).sum(-1).mean()
 """,
     miss="""
 def log_positive(x):
