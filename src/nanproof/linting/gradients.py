@@ -48,7 +48,7 @@ def gradless(node: ast.AST, module: Module) -> bool:
 
 
 def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
-    if module.under_no_grad(node):
+    if module.under_no_grad(node) or _not_training(node, module):
         return True
     if any(_silent_class(p, module) for p in module.parents(node) if isinstance(p, ast.ClassDef)):
         return True
@@ -60,6 +60,19 @@ def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
         callers = callers_of(function, module)
         if callers and all(_gradless(c, module, seen | {function}) for c in callers):
             return True
+    return False
+
+
+def _not_training(node: ast.AST, module: Module) -> bool:
+    """In a branch for evaluation: ``if not model.training:``, or the other one of ``if self.training:``."""
+    below = node
+    for outer in module.parents(node):
+        if isinstance(outer, ast.If):
+            negated = isinstance(outer.test, ast.UnaryOp) and isinstance(outer.test.op, ast.Not)
+            asked = outer.test.operand if isinstance(outer.test, ast.UnaryOp) else outer.test
+            if isinstance(asked, ast.Attribute) and asked.attr == "training":
+                return negated == any(s is below for s in outer.body)
+        below = outer
     return False
 
 
