@@ -2,7 +2,7 @@
 
 `--judged` prints the precision per rule over public code, from the findings that were read and judged one by one
 (tests/linting/judged.tsv: repository, commit, path, line, rule, verdict, and whether the repository was used for
-tuning, only for measuring, or was linted for the first time). `--docs` writes the same table into docs/lint.md.
+tuning, only for measuring, or was linted for the first time, before or after all tuning). `--docs` writes the same table into docs/lint.md.
 `--repos FOLDER` lints checkouts named `owner+name` and scores what is found today against the judgments.
 
 A line that must be reported ends with ``# error: NP301`` (several codes: ``# error: NP301, NP105``); any other finding
@@ -116,7 +116,8 @@ class Judgment:
     rule: str
     verdict: str
     use: str
-    """"tune", "measure", "fresh" (linted for the first time when judged), or "mended" (of those, no longer found)."""
+    """"tune", "measure", "fresh" (linted for the first time when judged), "mended" (of those, no longer shown), or "last"
+    (linted for the first time after all tuning)."""
 
 
 def judgments() -> list[Judgment]:
@@ -136,7 +137,9 @@ def table(found: Sequence[Judgment]) -> list[str]:
         kept = [j for j in found if j.use == use and j.rule in default]
         lines.append(_row(f"on by default, {words}", kept, ""))
     lines.append(_row(f"{len({j.repo for j in first})} further repositories, at first sight", first, ""))
-    lines.append(_row("the same, what is still found", [j for j in first if j.use == "fresh"], ""))
+    lines.append(_row("the same, what is still shown", [j for j in first if j.use == "fresh"], ""))
+    last = [j for j in found if j.use == "last"]
+    lines.append(_row(f"{len({j.repo for j in last})} repositories with findings, linted last, at first sight", last, ""))
     return lines
 
 
