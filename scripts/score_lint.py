@@ -139,7 +139,9 @@ def table(found: Sequence[Judgment]) -> list[str]:
     lines.append(_row(f"{len({j.repo for j in first})} further repositories, at first sight", first, ""))
     lines.append(_row("the same, what is still shown", [j for j in first if j.use == "fresh"], ""))
     last = [j for j in found if j.use == "last"]
-    lines.append(_row(f"{len({j.repo for j in last})} repositories with findings, linted last, at first sight", last, ""))
+    lines.append(
+        _row(f"{len({j.repo for j in last})} repositories with findings, linted last, at first sight", last, "")
+    )
     return lines
 
 
