@@ -2,7 +2,8 @@
 
 `--judged` prints the precision per rule over public code, from the findings that were read and judged one by one
 (tests/linting/judged.tsv: repository, commit, path, line, rule, verdict, and whether the repository was used for
-tuning, only for measuring, or was linted for the first time, before or after all tuning). `--docs` writes the same table into docs/lint.md.
+tuning, only for measuring, or was linted for the first time, before or after all tuning). `--docs` writes the same
+table into docs/lint.md.
 `--repos FOLDER` lints checkouts named `owner+name` and scores what is found today against the judgments.
 
 A line that must be reported ends with ``# error: NP301`` (several codes: ``# error: NP301, NP105``); any other finding
@@ -116,8 +117,8 @@ class Judgment:
     rule: str
     verdict: str
     use: str
-    """"tune", "measure", "fresh" (linted for the first time when judged), "mended" (of those, no longer shown), or "last"
-    (linted for the first time after all tuning)."""
+    """"tune", "measure", "fresh" (linted for the first time when judged), "mended" (of those, no longer shown), or
+    "last" (linted for the first time after all tuning)."""
 
 
 def judgments() -> list[Judgment]:
