@@ -179,7 +179,9 @@ def _in_order(names: frozenset[str]) -> tuple[str, ...]:
 
 def _wanted(rule: Rule, module: Module) -> Iterator[ast.AST]:
     for kind in rule.nodes:
-        if kind is ast.Call and rule.calls:
+        if kind is ast.Div:
+            yield from module.divisions
+        elif kind is ast.Call and rule.calls:
             for name in _in_order(rule.calls):
                 yield from module.calls_by_name.get(name, ())
         else:

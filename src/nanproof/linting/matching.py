@@ -114,7 +114,7 @@ def quotient() -> Match:
         if parts is not None:
             yield Hit(node, parts[1], module, over=parts[0])
 
-    return Match(find, (ast.BinOp, ast.AugAssign, ast.Call), numerics.QUOTIENTS)
+    return Match(find, (ast.Div,))
 
 
 def power(fits: Callable[[float], bool], *roots: str) -> Match:

@@ -90,7 +90,7 @@ class Rule:
     default: bool = True
     """Off by default when it cannot be made precise; ``--select`` with its whole code switches it on."""
     nodes: tuple[type[ast.AST], ...] = ()
-    """What ``check`` is called with; (ast.Module,) for rules that look at a whole file."""
+    """What ``check`` is called with; (ast.Module,) for a whole file, (ast.Div,) for all divisions."""
     calls: frozenset[str] = frozenset()
     """If given, only calls of functions or methods with these last names come to ``check`` (imports renamed with
     ``as`` under their true name); other node types are not affected. This is what keeps a rule cheap."""

@@ -78,6 +78,14 @@ class Module(Tree):
         return found
 
     @cached_property
+    def divisions(self) -> list[ast.AST]:
+        """All divisions, as operators and as calls: many rules are about them, and most operators are none."""
+        from .numerics import QUOTIENTS
+
+        operators: list[ast.BinOp | ast.AugAssign] = [*self.nodes(ast.BinOp), *self.nodes(ast.AugAssign)]
+        return [*(n for n in operators if isinstance(n.op, ast.Div)), *self.calls(*sorted(QUOTIENTS))]
+
+    @cached_property
     def _imports(self) -> tuple[dict[str, str], list[str]]:
         found, stars = names.imported([*self.nodes(ast.Import), *self.nodes(ast.ImportFrom)])
         for statement in self.tree.body:  # `F = nn.functional` is an alias as well

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..flow import has_argument, key_of
 from ..guards import changed_in_place, checked, guarded
 from ..masks import is_padding, words
-from ..numerics import QUOTIENTS, boolean, division, named_mask, summed
+from ..numerics import boolean, division, named_mask, summed
 from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..training import loss_like
@@ -273,8 +273,7 @@ assertion before the division, `assert mask.any()`, says so, and the rule takes 
 It is safe, and marked so, where the mask can be seen to hold only 0 and 1 because it comes from a comparison; elsewhere
 the weights might be fractional.
 """,
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
+    nodes=(ast.Div,),
     words=("sum(", "count_nonzero", "nonzero(", "mean("),
     check=check,
 )

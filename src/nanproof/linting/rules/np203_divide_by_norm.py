@@ -19,7 +19,7 @@ from ..matching import (
     reported,
     training,
 )
-from ..numerics import QUOTIENTS, boolean, named_mask
+from ..numerics import boolean, named_mask
 from ..purpose import is_network
 from ..rule import Change, Rule
 from ..values import called_last, core, cores, made_of, number, operation, scalar
@@ -205,7 +205,7 @@ random projections and weights are left alone.
 than that are no longer brought to length 1.
 """,
     words=("norm", "sqrt", "0.5"),
-    match=Match(_find, (ast.BinOp, ast.AugAssign, ast.Call), QUOTIENTS),
+    match=Match(_find, (ast.Div,)),
     where=training,
     unless=(guarded, reported, _capped, asked_about_parts, constant, _chosen, _long, _unknown),
     doubt=(lambda h: not _vanishing(h),),

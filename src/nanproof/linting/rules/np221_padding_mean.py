@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..numerics import QUOTIENTS
 from ..rule import Found, Rule
 from .np201_masked_mean_empty import means
 
@@ -41,8 +40,7 @@ def mel_loss(error, mel_mask):
     fix="unsafe",
     fix_note="`.clamp(min=1)` is added to the count; fractional weights would change.",
     default=False,
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
+    nodes=(ast.Div,),
     words=("sum(", "count_nonzero", "nonzero(", "mean("),
     check=check,
 )
