@@ -62,20 +62,17 @@ class Inspection:
         stdin_name: Path | None = None, cache: bool = False, info: bool = False,
     ) -> None:  # fmt: skip
         named = [Path(p) for p in paths]
-        self._named = named
         self.stdin, self._stdin_name = stdin, stdin_name or STDIN
         around = named if stdin is None else []
         settings = settings_for(around or ([stdin_name] if stdin_name else []))
+        chosen, dropped = tuple(select) or settings.select, (*settings.ignore, *ignore)
+        rules = choose_rules(chosen, dropped)
         self._info = info or settings.info
-        self._located = origins(around)
+        self._located = origins(around) if any(r.code == LOCATED for r in rules) else {}
         shown = self._info or bool(self._located)  # where an incident was located, what is possible did happen
         settings = replace(settings, exclude=(*settings.exclude, *exclude), info=shown)
-        chosen, dropped = tuple(select) or settings.select, (*settings.ignore, *ignore)
         found = find_files(around, settings, (*SUFFIXES, *CONFIGS), gitignore=gitignore)
         self._sources = [f for f in found if f.suffix not in CONFIGS]
-        rules = choose_rules(chosen, dropped)
-        if not any(r.code == LOCATED for r in rules):
-            self._located = {}
         self.linter = Linter(self._sources, rules, settings)
         code = [f for f in self._sources if f.suffix == ".py"]
         self._configs = Configs([f for f in found if f.suffix in CONFIGS], code, settings, chosen, dropped)
