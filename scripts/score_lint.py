@@ -2,7 +2,8 @@
 
 `--judged` prints the precision per rule over public code, from the findings that were read and judged one by one
 (tests/linting/judged.tsv: repository, commit, path, line, rule, verdict, and whether the repository was used for
-tuning, only for measuring, or was linted for the first time). `--docs` writes the same table into docs/lint.md.
+tuning, only for measuring, or was linted for the first time, before or after all tuning). `--docs` writes the same
+table into docs/lint.md.
 `--repos FOLDER` lints checkouts named `owner+name` and scores what is found today against the judgments.
 
 A line that must be reported ends with ``# error: NP301`` (several codes: ``# error: NP301, NP105``); any other finding
@@ -81,7 +82,7 @@ def score(path: Path) -> Score:
     own = path.stem[:5].upper()
     rules = {r.code: r for r in choose_rules([], [])}
     rules |= {r.code: r for r in choose_rules(["ALL"], []) if r.code == own}
-    linter = Linter([], tuple(rules.values()), Settings())
+    linter = Linter([], tuple(rules.values()), Settings(info=True))
     found = {(p.finding.code, p.finding.line) for p in linter.data(Path(path.name), path.read_bytes()).problems}
     wanted = {(code, line) for line, codes in marks(text).items() for code in codes}
     known = {(code, line) for line, codes in marks(text, "miss").items() for code in codes}
@@ -116,7 +117,8 @@ class Judgment:
     rule: str
     verdict: str
     use: str
-    """"tune", "measure", "fresh" (linted for the first time when judged), or "mended" (of those, no longer found)."""
+    """"tune", "measure", "fresh" (linted for the first time when judged), "mended" (of those, no longer shown), or
+    "last" (linted for the first time after all tuning)."""
 
 
 def judgments() -> list[Judgment]:
@@ -136,7 +138,11 @@ def table(found: Sequence[Judgment]) -> list[str]:
         kept = [j for j in found if j.use == use and j.rule in default]
         lines.append(_row(f"on by default, {words}", kept, ""))
     lines.append(_row(f"{len({j.repo for j in first})} further repositories, at first sight", first, ""))
-    lines.append(_row("the same, what is still found", [j for j in first if j.use == "fresh"], ""))
+    lines.append(_row("the same, what is still shown", [j for j in first if j.use == "fresh"], ""))
+    last = [j for j in found if j.use == "last"]
+    lines.append(
+        _row(f"{len({j.repo for j in last})} repositories with findings, linted last, at first sight", last, "")
+    )
     return lines
 
 

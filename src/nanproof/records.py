@@ -216,3 +216,5 @@ class Finding:
     help: str = ""
     edits: tuple[Edit, ...] = ()
     safe: bool = False
+    info: bool = False
+    """Possible, but nothing in the code says that it happens: shown on demand only."""

@@ -26,7 +26,7 @@ REAL = choose_rules([], [])
 
 
 def said(data: bytes, path: str = "a.py") -> list[tuple[str, int, str]]:
-    found = Linter([], REAL, Settings()).data(Path(path), data).problems
+    found = Linter([], REAL, Settings(info=True)).data(Path(path), data).problems
     return [(p.finding.code, p.finding.line, p.finding.message) for p in found]
 
 
@@ -265,7 +265,7 @@ def test_facts_come_from_the_files_that_run_together(tmp_path: Path) -> None:
         return ()
 
     paths = sorted(tmp_path.rglob("*.py"))
-    list(Linter(paths, [toy("NP901", "probe", look)], Settings()).run(paths))
+    list(Linter(paths, [toy("NP901", "probe", look)], Settings(info=True)).run(paths))
     by_name = {Path(p).relative_to(tmp_path).as_posix(): facts for p, facts in seen.items()}
     assert by_name == {
         "a/engine.py": (True, True),

@@ -46,6 +46,19 @@ def test_a_located_line_with_a_rule_is_told_there(tmp_path: Path) -> None:
     assert "located by replay at this line (pole)" in found.help
 
 
+def test_what_is_possible_is_shown_where_it_happened_and_only_there(tmp_path: Path) -> None:
+    root = "torch.sqrt(((x - {}) ** 2).mean())"
+    lines = [root.format("y"), root.format("z")]
+    text = f"import torch\n\n\ndef loss(x, y, z):\n    first = {lines[0]}\n    return first + {lines[1]}\n"
+    (tmp_path / "train.py").write_text(text)
+    assert lint(tmp_path) == ()
+    incident(tmp_path, 5, f"first = {lines[0]}")
+    [found] = lint(tmp_path)
+    assert (found.code, found.line, found.info) == ("NP205", 5, True)
+    assert "located by replay at this line (pole)" in found.help
+    assert lint(tmp_path, ignore=["NP003"]) == ()
+
+
 def test_a_line_that_changed_since_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TEXT.replace("torch.tan(x)", "torch.sin(x)"))
     incident(tmp_path, 6, "y = torch.tan(x)")

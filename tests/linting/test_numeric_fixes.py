@@ -30,7 +30,7 @@ from torch.nn.functional import binary_cross_entropy as bce
 def repair(code: str, text: str, *, unsafe: bool = False) -> str:
     """The text after this rule's fixes; nothing may be left for it to find."""
     rule: Rule = RULES[code]
-    linter = Linter([], [rule], Settings())
+    linter = Linter([], [rule], Settings(info=True))
     fixed = fix(linter, Path("example.py"), text.encode(), unsafe=unsafe)
     assert fixed.changed
     assert fixed.compiles
@@ -103,6 +103,39 @@ def test_a_safe_fix_keeps_values_and_gradients(code: str, text: str, count: int)
         assert all(torch.isfinite(x).all() for x in before)
         for a, b in zip(before, after, strict=True):
             torch.testing.assert_close(b, a, rtol=2e-5, atol=2e-6)
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def edges(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """The values where rounding, underflow and overflow begin, in rows that are all small, all large, and mixed."""
+    info = torch.finfo(dtype)
+    low = [0.0, -0.0, info.smallest_normal, -info.smallest_normal, info.eps]
+    near = [1.0, 1 - info.eps, 1 + info.eps, -1.0, -1 - info.eps]
+    limit = torch.log(torch.tensor(info.max, dtype=torch.float64)).item()
+    high = [limit - 2, -limit + 2, limit / 2, -limit / 2, 9.0]
+    mixed = [0.5, -3.0, info.eps, limit / 3, -limit / 3]
+    rows = torch.tensor([low, near, high, mixed], dtype=torch.float64).to(dtype)
+    return rows.roll(seed, dims=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("code", "text", "count"), SAFE, ids=[f"{c}-{i}" for i, (c, _, _) in enumerate(SAFE)])
+def test_a_safe_fix_makes_no_finite_result_worse_at_the_edges(
+    code: str, text: str, count: int, dtype: torch.dtype
+) -> None:
+    """Values and gradients that were finite stay so, and are as near to the exact ones as before, to rounding."""
+    old = f"{HEAD}\n\n{text}\n"
+    new = repair(code, old)
+    inputs = [edges(dtype, i) for i in range(count)]
+    exact = run(new, [x.double() for x in inputs])
+    for before, after, truth in zip(run(old, inputs), run(new, inputs), exact, strict=True):
+        kept = torch.isfinite(before) & torch.isfinite(truth) & (truth.abs() < torch.finfo(dtype).max)
+        assert torch.isfinite(after[kept]).all()
+        old_error, new_error = ((x.double() - truth).abs()[kept] for x in (before, after))
+        rounding = 16 * torch.finfo(dtype).eps * truth.abs()[kept].clamp(min=1)
+        assert (new_error <= old_error + rounding).all()
 
 
 SOFTPLUS = [
@@ -235,7 +268,7 @@ CAREFUL = [
 @pytest.mark.parametrize(("code", "text"), CAREFUL, ids=[f"{c}-{i}" for i, (c, _) in enumerate(CAREFUL)])
 def test_no_safe_fix_where_the_value_is_used_elsewhere_or_has_changed(code: str, text: str) -> None:
     data = f"{HEAD}\n\n{text}\n".encode()
-    linter = Linter([], [RULES[code]], Settings())
+    linter = Linter([], [RULES[code]], Settings(info=True))
     assert linter.data(Path("example.py"), data).problems
     assert not fix(linter, Path("example.py"), data).changed
 
@@ -253,7 +286,7 @@ GONE = [
 @pytest.mark.parametrize(("code", "text"), GONE, ids=[f"{c}-{i}" for i, (c, _) in enumerate(GONE)])
 def test_no_fix_at_all_where_the_logits_are_gone(code: str, text: str) -> None:
     data = f"{HEAD}\n\n{text}\n".encode()
-    assert not fix(Linter([], [RULES[code]], Settings()), Path("example.py"), data, unsafe=True).changed
+    assert not fix(Linter([], [RULES[code]], Settings(info=True)), Path("example.py"), data, unsafe=True).changed
 
 
 # --- code that goes round in circles ----------------------------------------------------------------------------------
@@ -278,7 +311,7 @@ class Model(nn.Module):
 
 def test_attributes_made_from_each_other_end() -> None:
     rules = [r for code, r in RULES.items() if code.startswith(("NP2", "NP002"))]
-    problems = Linter([], rules, Settings()).data(Path("example.py"), (HEAD + CIRCLES).encode()).problems
+    problems = Linter([], rules, Settings(info=True)).data(Path("example.py"), (HEAD + CIRCLES).encode()).problems
     codes = {p.finding.code for p in problems}
     assert "NP201" in codes
     assert "NP002" not in codes  # no rule has failed

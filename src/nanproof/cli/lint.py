@@ -31,6 +31,7 @@ T = TypeVar("T")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("--select", multiple=True, metavar="CODES", help="Only these rules: NP301, NP3, a name, ALL.")
 @click.option("--ignore", multiple=True, metavar="CODES", help="Not these rules.")
+@click.option("--info", is_flag=True, help="Show also what is possible though nothing says that it happens.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "sarif", "github"]), default="text")
 @click.option("--output-file", type=click.Path(dir_okay=False), help="Write the findings to this file.")
 @click.option("--statistics", is_flag=True, help="Print how many findings each rule has, not the findings.")
@@ -52,7 +53,7 @@ def command(
     screen: Screen, paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], form: str,
     output_file: str | None, statistics: bool, exclude: tuple[str, ...], no_gitignore: bool, baseline: str | None,
     write_baseline: bool, add_noqa: bool, no_cache: bool, exit_zero: bool, stdin_filename: str | None, diff: bool,
-    fix: bool, unsafe_fixes: bool, beside: bool, undo: str | None, lsp: bool,
+    fix: bool, unsafe_fixes: bool, beside: bool, undo: str | None, lsp: bool, info: bool,
 ) -> int:  # fmt: skip
     """Lint training code for what makes it diverge: Python files, notebooks, folders, or - for standard input.
 
@@ -78,7 +79,7 @@ def command(
         raise UsageError(f"--json and --format {form} are two formats", hint="give one of the two")
     screen.as_json = screen.as_json or form == "json"
     run = _inspect(
-        paths, _split(select), _split(ignore), _split(exclude), not no_gitignore, stdin_filename,
+        paths, _split(select), _split(ignore), _split(exclude), not no_gitignore, stdin_filename, info=info,
         cache=not no_cache and not (diff or fix or unsafe_fixes or beside or add_noqa),
     )  # fmt: skip
     if not run.files:
@@ -106,7 +107,8 @@ def command(
             _show(screen, form, checked, len(run.files))
     if output_file:
         screen.note(f"wrote {output_file}")
-    return 1 if checked and not exit_zero else 0
+    certain = any(not p.finding.info for c in checked for p in c.problems)
+    return 1 if certain and not exit_zero else 0
 
 
 @contextlib.contextmanager
@@ -181,15 +183,15 @@ def _split(values: Iterable[str]) -> list[str]:
 
 def _inspect(
     paths: Sequence[str], select: list[str], ignore: list[str], exclude: list[str], gitignore: bool, name: str | None,
-    *, cache: bool,
+    *, cache: bool, info: bool,
 ) -> Inspection:  # fmt: skip
     from .. import journal
     from ..linting.inspection import Inspection
 
     if paths[0] == "-":
         given = Path(name) if name else None
-        return Inspection([], select=select, ignore=ignore, stdin=sys.stdin.buffer.read(), stdin_name=given)
-    run = Inspection(paths, select=select, ignore=ignore, exclude=exclude, gitignore=gitignore, cache=cache)
+        return Inspection([], select=select, ignore=ignore, stdin=sys.stdin.buffer.read(), stdin_name=given, info=info)
+    run = Inspection(paths, select=select, ignore=ignore, exclude=exclude, gitignore=gitignore, cache=cache, info=info)
     for taken in journal.recover(run.home):
         show(f"{taken.why} ({taken.id}) was killed half-way: its changes were taken back", err=True)
     return run
@@ -300,7 +302,8 @@ def _show_problem(screen: Screen, checked: Checked, problem: Problem) -> None:
 
     finding = problem.finding
     place = style(f"{finding.path}:{finding.line}:{finding.column}", bold=True)
-    screen.result(f"{place}: {style(finding.code, fg='red', bold=True)} {finding.message}")
+    code = style(finding.code, fg="blue" if finding.info else "red", bold=True)
+    screen.result(f"{place}: {code} {'info: ' if finding.info else ''}{finding.message}")
     if screen.quiet:
         return
     lines = frame(checked.document, problem.span) if checked.document and problem.span[1] else []

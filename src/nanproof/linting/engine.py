@@ -85,6 +85,8 @@ class Linter:
         tree = self._program.parsed(path, data)
         elsewhere = functools.partial(self._program.trains, path)
         problems = tuple(examine(document, rules, lambda own: self._program.facts(path, own), tree, elsewhere))
+        if not self._settings.info:
+            problems = tuple(p for p in problems if not p.finding.info)
         return Checked(path=name, document=document if problems else None, problems=problems)
 
     def _not_linted(self, name: str, problem: Unreadable) -> Iterator[Problem]:
@@ -177,7 +179,9 @@ def _in_order(names: frozenset[str]) -> tuple[str, ...]:
 
 def _wanted(rule: Rule, module: Module) -> Iterator[ast.AST]:
     for kind in rule.nodes:
-        if kind is ast.Call and rule.calls:
+        if kind is ast.Div:
+            yield from module.divisions
+        elif kind is ast.Call and rule.calls:
             for name in _in_order(rule.calls):
                 yield from module.calls_by_name.get(name, ())
         else:
@@ -195,7 +199,7 @@ def _problem(found: Found, rule: Rule, module: Module, document: Document) -> Pr
     path, line, column = document.locate(span[0])
     finding = Finding(
         code=rule.code, path=path, line=line, column=column, message=found.message, help=found.help, edits=whole,
-        safe=safe,
+        safe=safe, info=found.info,
     )  # fmt: skip
     about = _span(found.about, module) if found.about is not None else None
     return Problem(finding=finding, span=span, changes=changes, about=about)

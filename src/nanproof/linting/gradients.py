@@ -48,7 +48,7 @@ def gradless(node: ast.AST, module: Module) -> bool:
 
 
 def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
-    if module.under_no_grad(node):
+    if module.under_no_grad(node) or _not_training(node, module):
         return True
     if any(_silent_class(p, module) for p in module.parents(node) if isinstance(p, ast.ClassDef)):
         return True
@@ -60,6 +60,19 @@ def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
         callers = callers_of(function, module)
         if callers and all(_gradless(c, module, seen | {function}) for c in callers):
             return True
+    return False
+
+
+def _not_training(node: ast.AST, module: Module) -> bool:
+    """In a branch for evaluation: ``if not model.training:``, or the other one of ``if self.training:``."""
+    below = node
+    for outer in module.parents(node):
+        if isinstance(outer, ast.If):
+            negated = isinstance(outer.test, ast.UnaryOp) and isinstance(outer.test.op, ast.Not)
+            asked = outer.test.operand if isinstance(outer.test, ast.UnaryOp) else outer.test
+            if isinstance(asked, ast.Attribute) and asked.attr == "training":
+                return negated == any(s is below for s in outer.body)
+        below = outer
     return False
 
 
@@ -132,16 +145,18 @@ def _constant_call(call: ast.Call, module: Module, depth: int) -> bool:
         return True
     found = module.operation(call)
     if last in _MADE and (name.startswith("torch.") or last.startswith("new_")):
-        return last not in ("tril", "triu") or (found is not None and constant(found[1] or call.args[0], module, depth))
+        return last not in ("tril", "triu") or (
+            found is not None and constant(found.operand or call.args[0], module, depth)
+        )
     if name in _PLAIN_CALLS:
         return name in ("len", "int", "float", "range") or all(constant(a, module, depth) for a in call.args)
-    inner = found[1] if found else call.func.value if isinstance(call.func, ast.Attribute) and not name else None
-    if found and found[0] in ("sum", "mean") and inner is not None and _is_mask(inner, module):
+    inner = found.operand if found else call.func.value if isinstance(call.func, ast.Attribute) and not name else None
+    if found and found.name in ("sum", "mean") and inner is not None and _is_mask(inner, module):
         return True
     if inner is None and not found:
         own = [f for f in module.nodes(ast.FunctionDef) if isinstance(call.func, ast.Name) and f.name == call.func.id]
         return bool(own) and all(constant(a, module, depth) for a in call.args) and bool(call.args)
-    given = [inner, *(found[2] if found else call.args)]
+    given = [inner, *(found.args if found else call.args)]
     return all(g is None or constant(g, module, depth) for g in given) and (found is not None or _same(last))
 
 

@@ -29,7 +29,7 @@ def small_constant(node: ast.AST, module: Module) -> bool:
     if value is not None:
         return value > 0
     if isinstance(node, ast.BinOp):
-        return small_constant(node.left, module)
+        return small_constant(node.left, module) and scalar(node.right, module)
     text = dotted(node.func if isinstance(node, ast.Call) else node)
     if not text and isinstance(node, ast.Attribute):
         text = node.attr  # torch.finfo(x.dtype).eps
@@ -71,10 +71,10 @@ def _guarding_call(call: ast.Call, module: Module, seen: frozenset[ast.AST]) -> 
     if last.rstrip("_") in ("where", "nan_to_num", "masked_fill", "softplus", "exp", "cosh", "add"):
         return True
     if last in ("abs", "sqrt", *SAME):
-        inner = found[1] if found else call.func.value if isinstance(call.func, ast.Attribute) else None
+        inner = found.operand if found else call.func.value if isinstance(call.func, ast.Attribute) else None
         return inner is not None and guarded(inner, module, seen)
-    if last in ("sum", "mean", "norm", "vector_norm") and found and isinstance(found[1], ast.BinOp):
-        return isinstance(found[1].op, ast.Add) and guarded(found[1], module, seen)
+    if last in ("sum", "mean", "norm", "vector_norm") and found and isinstance(found.operand, ast.BinOp):
+        return isinstance(found.operand.op, ast.Add) and guarded(found.operand, module, seen)
     if any(word in last.lower() for word in ("safe", "clamp", "nonzero", "stable", "eps")):
         return True
     return any(k.arg in ("eps", "epsilon") for k in call.keywords)

@@ -59,19 +59,20 @@ class Inspection:
     def __init__(
         self, paths: Iterable[str | os.PathLike[str]], *, select: Iterable[str] = (), ignore: Iterable[str] = (),
         exclude: Iterable[str] = (), gitignore: bool = True, stdin: bytes | None = None,
-        stdin_name: Path | None = None, cache: bool = False,
+        stdin_name: Path | None = None, cache: bool = False, info: bool = False,
     ) -> None:  # fmt: skip
         named = [Path(p) for p in paths]
-        self._named = named
         self.stdin, self._stdin_name = stdin, stdin_name or STDIN
         around = named if stdin is None else []
         settings = settings_for(around or ([stdin_name] if stdin_name else []))
-        settings = replace(settings, exclude=(*settings.exclude, *exclude))
         chosen, dropped = tuple(select) or settings.select, (*settings.ignore, *ignore)
+        rules = choose_rules(chosen, dropped)
+        self._info = info or settings.info
+        self._located = origins(around) if any(r.code == LOCATED for r in rules) else {}
+        shown = self._info or bool(self._located)  # where an incident was located, what is possible did happen
+        settings = replace(settings, exclude=(*settings.exclude, *exclude), info=shown)
         found = find_files(around, settings, (*SUFFIXES, *CONFIGS), gitignore=gitignore)
         self._sources = [f for f in found if f.suffix not in CONFIGS]
-        rules = choose_rules(chosen, dropped)
-        self._show_located = any(r.code == LOCATED for r in rules)
         self.linter = Linter(self._sources, rules, settings)
         code = [f for f in self._sources if f.suffix == ".py"]
         self._configs = Configs([f for f in found if f.suffix in CONFIGS], code, settings, chosen, dropped)
@@ -90,9 +91,8 @@ class Inspection:
             name = self._stdin_name
             yield self.linter.data(name, self.stdin) if mentions_torch(self.stdin) else Checked(path=str(name))
         else:
-            located = origins(p for p in self._named) if self._show_located else {}
             for checked in self._each():
-                yield with_origins(checked, located) if located else checked
+                yield with_origins(checked, self._located, info=self._info) if self._located else checked
             yield from self._configs.lint()
 
     def _each(self) -> Iterator[Checked]:
@@ -102,9 +102,10 @@ class Inspection:
             yield from self.linter.run(self._sources)
             return
         clean = []
-        fresh = self.linter.run([p for p in self._sources if not cache.is_clean(p)])
+        known = {p for p in self._sources if cache.is_clean(p)}
+        fresh = self.linter.run([p for p in self._sources if p not in known])
         for path in self._sources:
-            checked = Checked(path=str(path)) if cache.is_clean(path) else next(fresh)
+            checked = Checked(path=str(path)) if path in known else next(fresh)
             clean += [path] if not checked.problems else []
             yield checked
         cache.write(clean)

@@ -58,10 +58,12 @@ def _unchanged(file: Path, line: int, location: Mapping[str, Any]) -> bool:
     return any(text in str(shown) for shown in location.get("code", ())) if location.get("code") else True
 
 
-def with_origins(checked: Checked, found: Mapping[str, list[Origin]]) -> Checked:
-    """A file's findings with its located lines among them."""
-    here = found.get(str(Path(checked.path).absolute()), [])
-    for origin in {o.line: o for o in here}.values():
+def with_origins(checked: Checked, found: Mapping[str, list[Origin]], *, info: bool) -> Checked:
+    """A file's findings with its located lines among them; infos stay only there, unless all are wanted."""
+    here = {o.line: o for o in found.get(str(Path(checked.path).absolute()), [])}
+    kept = tuple(p for p in checked.problems if info or not p.finding.info or p.finding.line in here)
+    checked = replace(checked, problems=kept, document=checked.document if kept else None)
+    for origin in here.values():
         checked = _with(checked, origin)
     return checked
 

@@ -70,8 +70,8 @@ def joined(mask: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
             found += [at.left, at.right]
         elif isinstance(at, ast.Call) and called_last(at, module) in ("logical_or", "logical_and", "mul", "bitwise_or"):
             operation = module.operation(at)
-            first = operation[1] if operation else at.args[0] if at.args else None
-            found += [e for e in (first, *(operation[2] if operation else at.args[1:])) if e is not None]
+            first = operation.operand if operation else at.args[0] if at.args else None
+            found += [e for e in (first, *(operation.args if operation else at.args[1:])) if e is not None]
         elif isinstance(at, ast.Compare) and len(at.comparators) == 1 and depth < 6:
             found += joined(at.left, module, depth + 1)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable
+from typing import NamedTuple
 
 # Namespaces whose functions are operations on tensors; the first is where a name from `import *` is looked up first.
 NAMESPACES = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.Tensor", "torch.fft")
@@ -40,7 +41,20 @@ _NO_TENSORS = _words(
 )
 _BUILTINS = frozenset(dir(builtins))
 
-Operation = tuple[str, ast.expr | None, list[ast.expr], dict[str, ast.expr]]
+
+class Operation(NamedTuple):
+    """One operation on tensors, in whatever form it is written: ``torch.sum(x, 1)``, ``x.sum(dim=1)``, ``a * b``."""
+
+    name: str
+    operand: ast.expr | None
+    args: list[ast.expr]
+    """What is given beside the operand, by place."""
+    keywords: dict[str, ast.expr]
+
+    def given(self, *names: str, place: int | None = None) -> ast.expr | None:
+        """The argument with one of these names, or the one at this place."""
+        by_name = next((self.keywords[n] for n in names if n in self.keywords), None)
+        return by_name if by_name is not None or place is None or place >= len(self.args) else self.args[place]
 
 
 def dotted(node: ast.AST) -> str:
@@ -99,8 +113,8 @@ def function_form(name: str, call: ast.Call) -> Operation | None:
         return None
     keywords = {k.arg: k.value for k in call.keywords if k.arg}
     if call.args:
-        return last, call.args[0], call.args[1:], keywords
-    return last, keywords.pop("input", None), [], keywords
+        return Operation(last, call.args[0], call.args[1:], keywords)
+    return Operation(last, keywords.pop("input", None), [], keywords)
 
 
 def method_form(call: ast.Call, root: str) -> Operation | None:
@@ -119,4 +133,4 @@ def method_form(call: ast.Call, root: str) -> Operation | None:
         return None
     if isinstance(receiver, ast.Call) and dotted(receiver.func) == "super":
         return None
-    return func.attr, receiver, call.args, {k.arg: k.value for k in call.keywords if k.arg}
+    return Operation(func.attr, receiver, call.args, {k.arg: k.value for k in call.keywords if k.arg})

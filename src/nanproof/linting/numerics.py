@@ -7,11 +7,10 @@ import re
 from typing import TYPE_CHECKING
 
 from .flow import key_of
-from .names import dotted
+from .names import Operation, dotted
 from .values import called_last, core, cores, made_of, operation
 
 if TYPE_CHECKING:
-    from .names import Operation
     from .source import Module
 
 _MASKS = re.compile(
@@ -31,8 +30,8 @@ def division(node: ast.AST, module: Module) -> tuple[ast.expr, ast.expr] | None:
         return (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     if isinstance(node, ast.Call):
         found = module.operation(node)
-        if found and found[0] in QUOTIENTS and found[1] is not None and found[2]:
-            return found[1], found[2][0]
+        if found and found.name in QUOTIENTS and found.operand is not None and found.args:
+            return found.operand, found.args[0]
     return None
 
 
@@ -68,7 +67,7 @@ def _counted(node: ast.expr, module: Module) -> ast.expr | None:
     at = core(node, module)
     if isinstance(at, ast.Call) and called_last(at, module) == "nonzero":
         found = module.operation(at)
-        return found[1] if found else None
+        return found.operand if found else None
     return None
 
 
@@ -81,18 +80,14 @@ def _probability(at: ast.expr, module: Module) -> Operation | None:
     if not isinstance(at, ast.Call):
         return None
     found = module.operation(at)
-    if found and found[0] in ("sigmoid", "softmax") and found[1] is not None:
+    if found and found.name in ("sigmoid", "softmax") and found.operand is not None:
         return found
     layer = at.func if isinstance(at.func, ast.Call) else module.value(at.func)
     if isinstance(layer, ast.Call) and at.args:
         kind = module.called(layer)
         if kind in ("torch.nn.Sigmoid", "torch.nn.Softmax"):
-            return (
-                kind.rpartition(".")[2].lower(),
-                at.args[0],
-                list(layer.args),
-                {k.arg: k.value for k in layer.keywords if k.arg},
-            )
+            keywords = {k.arg: k.value for k in layer.keywords if k.arg}
+            return Operation(kind.rpartition(".")[2].lower(), at.args[0], list(layer.args), keywords)
     return None
 
 
@@ -123,8 +118,8 @@ def shifted(node: ast.expr, module: Module) -> bool:
     """Whether the largest value was subtracted: ``x - x.max(…)``, which makes an exponential safe."""
     for part in made_of(node, module, limit=200):
         found = operation(part, module)
-        if found is not None and found[0] == "sub" and found[2]:
-            for inner in made_of(found[2][0], module, limit=60):
+        if found is not None and found.name == "sub" and found.args:
+            for inner in made_of(found.args[0], module, limit=60):
                 if isinstance(inner, ast.Call) and called_last(inner, module) in (
                     "max",
                     "amax",
@@ -144,7 +139,7 @@ def softmaxed(part: ast.AST, module: Module, written_into: str = "") -> bool:
     scope = module.function(part)
     for call in module.calls("softmax", "log_softmax"):
         found = module.operation(call)
-        operand = found[1] if found else call.args[0] if call.args else None
+        operand = found.operand if found else call.args[0] if call.args else None
         if operand is None or module.function(call) is not scope:
             continue
         for inner in made_of(operand, module, limit=300):

@@ -23,7 +23,7 @@ _LOSSES = re.compile(
     r"loss|criterion|objective|penalty|elbo|(^|_)(nll|kl|kld|bce|mse|ce)(_|$)|regulari[sz]|diverg", re.I
 )
 _ASIDE = re.compile(
-    r"(^|_)(eval(?!uate_(actions?|log))\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|iou|acc|accura\w*|psnr|ssim|miou|fid|rmse|"
+    r"(^|_)(eval(?!uate_(actions?|log))\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|iou|acc|accura\w*|errors|epe|aepe|psnr|ssim|miou|fid|rmse|"
     r"mae|plot\w*|draw\w*|show|vis\w*|logging|logger|print\w*|summar\w*|report\w*|debug\w*|diagnos\w*|stats?|"
     r"statistics|monitor\w*|track\w*|analy\w*|bench\w*|profil\w*|collate\w*|augment\w*|preprocess\w*|postprocess\w*|"
     r"prepro\w*|load\w*|save\w*|read\w*|write\w*|export\w*|convert\w*|quanti[sz]e\w*|dequant\w*|init\w*|reset\w*|"
@@ -58,11 +58,17 @@ def aside(node: ast.AST, module: Module) -> bool:
     functions = enclosing(node, module)
     classes = [p.name for p in module.parents(node) if isinstance(p, ast.ClassDef)]
     bases = [dotted(b).rpartition(".")[2] for p in module.parents(node) if isinstance(p, ast.ClassDef) for b in p.bases]
-    if any(_ASIDE_CLASS.search(c) for c in [*classes, *bases]):
+    if any(_ASIDE_CLASS.search(c) for c in [*classes, *bases]) and not _invertible(node, module):
         return True
     if any(_LOSSES.search(f.name) for f in functions) and not any(f.name.startswith("log_") for f in functions):
         return False
     return any(_ASIDE.search(f.name.strip("_")) for f in functions)
+
+
+def _invertible(node: ast.AST, module: Module) -> bool:
+    """A transform of a normalizing flow, which is trained; those of data have no inverse."""
+    klass = module.klass(node)
+    return klass is not None and any(isinstance(s, ast.FunctionDef) and s.name == "inverse" for s in klass.body)
 
 
 def trains(node: ast.AST, module: Module) -> bool:
@@ -148,6 +154,10 @@ def only_logged(node: ast.AST, module: Module, steps: int = 3) -> bool:
     for outer in module.parents(node):
         if isinstance(outer, ast.Call) and _cuts(outer, at, module):
             return True
+        if isinstance(outer, ast.Return) and steps > 0:
+            function = module.function(outer)
+            callers = callers_of(function, module) if isinstance(function, ast.FunctionDef) else []
+            return bool(callers) and all(only_logged(c, module, steps - 1) for c in callers)
         if isinstance(outer, ast.stmt):
             return steps > 0 and _stored_for_log(outer, module, steps - 1)
         if isinstance(outer, ast.Compare | ast.FormattedValue | ast.Lambda):

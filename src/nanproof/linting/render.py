@@ -99,7 +99,9 @@ def annotation(finding: Finding) -> str:
     path, line, column = file_place(finding)
     where = f"file={_escape(path, value=True)},line={line},col={column}"
     words = finding.message + (f". {finding.help}" if finding.help else "")
-    return f"::error {where},title={_escape(finding.code, value=True)}::{_escape(words)}"
+    return (
+        f"::{'notice' if finding.info else 'error'} {where},title={_escape(finding.code, value=True)}::{_escape(words)}"
+    )
 
 
 def _escape(text: str, *, value: bool = False) -> str:

@@ -5,25 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .flow import end, key_of, start
 from .guards import changed_in_place
 from .numerics import named_mask
-from .rule import Change
+from .rule import Change, Moved
 from .values import called_last, cores, trail
 
 if TYPE_CHECKING:
     from .source import Module
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Edits, and whether they keep every finite result."""
-
-    edits: tuple[Change, ...] = ()
-    safe: bool = False
 
 
 def move(

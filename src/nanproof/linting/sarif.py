@@ -46,7 +46,7 @@ def _result(finding: Finding, rule: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.code,
         "ruleIndex": rule,
-        "level": "error",
+        "level": "note" if finding.info else "error",
         "message": {"text": words},
         "locations": [{"physicalLocation": place}],
     }

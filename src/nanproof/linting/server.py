@@ -123,7 +123,7 @@ def _diagnostic(problem: Problem, text: str, types: Any) -> Any:
     words = finding.message + (f"\n{finding.help}" if finding.help else "")
     return types.Diagnostic(
         range=_range(problem.span, text, types), message=words, code=finding.code, source="nanproof",
-        severity=types.DiagnosticSeverity.Warning,
+        severity=types.DiagnosticSeverity.Information if finding.info else types.DiagnosticSeverity.Warning,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from .rule import Rule
 if TYPE_CHECKING:
     from ..config.check import Check
 
-KEYS = ("select", "ignore", "exclude", "per-file-ignores")
+KEYS = ("select", "ignore", "exclude", "per-file-ignores", "info")
 WHERE = "[tool.nanproof.lint]"
 
 
@@ -40,6 +40,8 @@ class Settings:
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     per_file_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    info: bool = False
+    """Whether findings are shown that nothing in the code says to happen."""
 
     def excludes(self, path: Path) -> bool:
         return any(self._matches(path, pattern) for pattern in self.exclude)
@@ -147,12 +149,15 @@ def _read(table: Any, file: Path) -> Settings:
     ignores = table.get("per-file-ignores", {})
     if not isinstance(ignores, dict):
         raise UsageError(f"per-file-ignores in {file} must be a table", hint='for example "tests/*" = ["NP2"]')
+    if not isinstance(table.get("info", False), bool):
+        raise UsageError(f"info in {file} must be true or false", hint="for example info = true")
     settings = Settings(
         root=file.parent,
         select=_strings(table.get("select", []), "select", file),
         ignore=_strings(table.get("ignore", []), "ignore", file),
         exclude=_strings(table.get("exclude", []), "exclude", file),
         per_file_ignores={k: _strings(v, "per-file-ignores", file) for k, v in ignores.items()},
+        info=table.get("info", False),
     )
     for selector in [s for those in settings.per_file_ignores.values() for s in those]:
         _refuse_unknown(selector)

@@ -2,7 +2,7 @@
 
 >>> module = Module.parse("import torch as th\\nfrom torch.nn import functional as F\\ny = th.log(F.softmax(x, -1))\\n")
 >>> log, softmax = module.nodes(ast.Call)
->>> module.called(softmax), module.operation(log)[0], module.source(softmax)
+>>> module.called(softmax), module.operation(log).name, module.source(softmax)
 ('torch.nn.functional.softmax', 'log', 'F.softmax(x, -1)')
 """
 
@@ -78,6 +78,14 @@ class Module(Tree):
         return found
 
     @cached_property
+    def divisions(self) -> list[ast.AST]:
+        """All divisions, as operators and as calls: many rules are about them, and most operators are none."""
+        from .numerics import QUOTIENTS
+
+        operators: list[ast.BinOp | ast.AugAssign] = [*self.nodes(ast.BinOp), *self.nodes(ast.AugAssign)]
+        return [*(n for n in operators if isinstance(n.op, ast.Div)), *self.calls(*sorted(QUOTIENTS))]
+
+    @cached_property
     def _imports(self) -> tuple[dict[str, str], list[str]]:
         found, stars = names.imported([*self.nodes(ast.Import), *self.nodes(ast.ImportFrom)])
         for statement in self.tree.body:  # `F = nn.functional` is an alias as well
@@ -151,7 +159,7 @@ class Module(Tree):
         return names.dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
     def operation(self, call: ast.AST) -> Operation | None:
-        """One view on function and method form: ``torch.log(x)`` and ``x.log()`` are ("log", x, [], {})."""
+        """One view on function and method form: ``torch.log(x)`` and ``x.log()`` are log of x."""
         if not isinstance(call, ast.Call):
             return None
         try:

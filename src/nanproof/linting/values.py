@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .flow import key_of
-from .names import dotted
+from .names import Operation, dotted
 
 if TYPE_CHECKING:
-    from .names import Operation
     from .source import Module
 
 # Calls that leave every value what it is: another shape, dtype or place.
@@ -143,7 +142,7 @@ def operation(node: ast.AST, module: Module) -> Operation | None:
     """The operation on tensors that an expression is, ``a ** 2`` as pow, ``a * b`` as mul, ``a / b`` as div."""
     if isinstance(node, ast.BinOp):
         name = _OPERATORS.get(type(node.op))
-        return (name, node.left, [node.right], {}) if name else None
+        return Operation(name, node.left, [node.right], {}) if name else None
     return module.operation(node)
 
 

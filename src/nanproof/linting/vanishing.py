@@ -52,9 +52,9 @@ def _vanishes(at: ast.expr, module: Module, depth: int) -> str:
     if isinstance(at, ast.Call) and _is_mse(at, module):
         return "a mean of squares"
     found = operation(at, module)
-    if found is None or found[1] is None or depth > 6:
+    if found is None or found.operand is None or depth > 6:
         return ""
-    name, first, rest = found[0], found[1], found[2]
+    name, first, rest = found.name, found.operand, found.args
     if squared(at, module):
         return "a square"
     if name in ("sum", "mean", "nansum", "nanmean") and squared(first, module):

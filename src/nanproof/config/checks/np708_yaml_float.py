@@ -16,9 +16,9 @@ from ..value import Settings, Value
 _WORD = re.compile(r"([-+]?)(\d+)(\.\d*)?([eE])([-+]?)(\d+)")
 _NAMES = re.compile(r"(^|_)(id|ids|name|hash|sha|commit|revision|version|tag|uuid|seed_name)$", re.I)
 _OTHER_LOADERS = {
-    "OmegaConf", "omegaconf", "hydra", "yacs", "CfgNode", "jsonargparse", "LightningCLI", "ruamel", "pydantic", "tyro",
-    "BaseModel", "dacite", "pyrallis", "draccus", "simple_parsing", "add_implicit_resolver", "mmengine", "mmcv",
-    "strictyaml", "confection", "gin", "hyperpyyaml", "load_hyperpyyaml",
+    "OmegaConf", "omegaconf", "hydra", "yacs", "CfgNode", "jsonargparse", "LightningCLI", "ruamel", "ruamel_yaml",
+    "pydantic", "tyro", "BaseModel", "dacite", "pyrallis", "draccus", "simple_parsing", "add_implicit_resolver",
+    "mmengine", "mmcv", "strictyaml", "confection", "gin", "hyperpyyaml", "load_hyperpyyaml",
 }  # fmt: skip
 
 

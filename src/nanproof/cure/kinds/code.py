@@ -23,7 +23,7 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
     if not paths:
         return
     try:
-        found = [f for f in lint(paths) if f.edits]
+        found = [f for f in lint(paths, info=True) if f.edits]
     except NanproofError:
         return
     for finding in sorted(found, key=lambda f: _distance(f, evidence))[:MOST]:

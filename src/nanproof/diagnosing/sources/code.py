@@ -23,7 +23,7 @@ def read_code(paths: Sequence[Path], root: Path) -> Part:
     chosen = sorted(paths)[:MAX_FILES]
     notes = (f"{len(paths) - MAX_FILES:,} Python files were not linted",) if len(paths) > MAX_FILES else ()
     try:
-        findings = lint(chosen, select=FAMILIES)
+        findings = lint(chosen, select=FAMILIES, info=True)
     except NanproofError as error:
         return Part(looked=(Looked(mark="✗", what="code", found=str(error)),), notes=notes)
     facts = []

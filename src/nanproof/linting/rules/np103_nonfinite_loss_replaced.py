@@ -35,7 +35,16 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
             node=statement,
             message=f"`{name}` is replaced where it is not finite: its value looks fine then, its gradient does not",
             help="find out why it is not finite (`nanproof locate`), or skip the batch as a whole",
+            info=_cut_off(module, statement),
         )
+
+
+def _cut_off(module: Module, statement: ast.stmt) -> bool:
+    """Whether what takes its place has no part of it: elements that were selected, or a fresh tensor of zeros."""
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Subscript):
+        return True
+    return isinstance(value, ast.Call) and true_name(module, value) in ("new_tensor", "new_zeros", "zeros_like")
 
 
 def _cleaned(module: Module) -> Iterator[tuple[ast.AST, str]]:

@@ -46,10 +46,6 @@ The loss looks finite while the layer is broken: it gets no gradient from such b
 and then every batch goes round it. Training goes on with a smaller model than the one you think you have.
 """,
     bad="""
-import torch
-import torch.nn as nn
-
-
 class Block(nn.Module):
     def forward(self, x):
         y = x + self.mixer(self.norm(x))
@@ -58,10 +54,6 @@ class Block(nn.Module):
         return y
 """,
     good="""
-import torch
-import torch.nn as nn
-
-
 class Block(nn.Module):
     def forward(self, x):
         y = x + self.mixer(self.norm(x))

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
+from ..flow import has_argument, key_of
 from ..guards import changed_in_place, checked, guarded
 from ..masks import is_padding, words
-from ..numerics import QUOTIENTS, boolean, division, named_mask, summed
+from ..numerics import boolean, division, named_mask, summed
 from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..training import loss_like
@@ -36,6 +36,12 @@ _POSITIVE = {
 _ROUTING = re.compile(
     r"expert|router|routing|gate|(^|_)moe|capacity|top_?k|attn_weight|attention_weight|degree|(^|_)deg"
 )
+_CHOSEN = re.compile(
+    r"label|target|ignore|loss_mask|_true$|(^|_)(y|pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
+    r"response\w*|action\w*|assist\w*|hard|obj|matched|gt)(_|$)",
+    re.I,
+)
+_TOKENS = re.compile(r"cross_entropy|nll_loss|log_?probs?$|log_?ps?$|logsoftmax|log_softmax", re.I)
 _NO_MASKS = re.compile(r"prob|alpha|attn|kernel|window|energy|prior|len(gth)?s?$")
 
 
@@ -71,15 +77,41 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
         help=f"keep the divisor at 1 or more: {short(denominator, module) or 'mask.sum()'}.clamp(min=1)",
         edits=_fix(denominator, mask, module),
         safe=boolean(mask, module) and summed(denominator, module) is not None,
+        info=not padding and not _may_be_empty(node, numerator, mask, module),
         about=node,
     )
+
+
+def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module) -> bool:
+    """Whether something says that nothing may be left: labels, positives, valid places; the tokens of a loss."""
+    losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
+    if losses and any(_CHOSEN.search(w) for w in words(mask, module)):
+        return True
+    parts = list(made_of(numerator, module, limit=120))
+    if losses and any(isinstance(c, ast.Call) and _TOKENS.search(called_last(c, module)) for c in parts):
+        return True
+    at = core(mask, module)
+    handed = isinstance(at, ast.Name) and has_argument(module.function(at), at.id)
+    # of patches or frames, which a regression is about, a fixed share is masked
+    return handed and in_loss(node, module) and not any(_regresses(p, module) for p in parts)
+
+
+def _regresses(part: ast.AST, module: Module) -> bool:
+    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow):
+        return True
+    return isinstance(part, ast.Call) and called_last(part, module) in ("mse_loss", "l1_loss", "abs", "square", "pow")
+
+
+def _stored(node: ast.AST, module: Module) -> list[str]:
+    owner = module.statement(node)
+    return [key_of(t) for t in getattr(owner, "targets", [getattr(owner, "target", None)]) if t is not None]
 
 
 def _per_row(denominator: ast.expr, module: Module) -> bool:
     """Whether there is one mean for each sequence: among many, one that is padding alone comes sooner or later."""
     for at in cores(denominator, module):
         found = module.operation(at)
-        if found is not None and (found[2] or {"dim", "axis"} & set(found[3])):
+        if found is not None and (found.args or {"dim", "axis"} & set(found.keywords)):
             return True
     return False
 
@@ -95,9 +127,9 @@ def _features(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module
 def _averaged(denominator: ast.expr, module: Module) -> ast.expr | None:
     """The mask of ``(x * mask).mean() / mask.mean()``."""
     found = module.operation(core(denominator, module))
-    if found is None or found[0] != "mean" or found[1] is None:
+    if found is None or found.name != "mean" or found.operand is None:
         return None
-    return found[1] if named_mask(module.source(found[1])) or boolean(found[1], module) else None
+    return found.operand if named_mask(module.source(found.operand)) or boolean(found.operand, module) else None
 
 
 def _is_mask(mask: ast.expr, numerator: ast.expr, keys: set[str], module: Module) -> bool:
@@ -169,7 +201,7 @@ def _constant_mask(mask: ast.expr, module: Module) -> bool:
         return _finds_itself(held.left, held.comparators[0], module)
     if isinstance(held, ast.Call) and called_last(held, module) == "eq":
         found = module.operation(held)
-        sides = [found[1], *found[2]] if found and found[1] is not None else held.args
+        sides = [found.operand, *found.args] if found and found.operand is not None else held.args
         return len(sides) == 2 and _finds_itself(sides[0], sides[1], module)
     return isinstance(held, ast.Call) and called_last(held, module) in ("tril", "triu", "eye", "full", "linspace")
 
@@ -214,18 +246,11 @@ in 100,000 batches, it is around step 100,000 that the run ends.
 after `clamp(min=1)`. An eps of `1e-8` added instead is 0 in float16.
 """,
     bad="""
-import torch.nn.functional as F
-
-
 def token_loss(logits, labels, mask):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * mask).sum() / mask.sum()
 """,
     good="""
-import torch.nn.functional as F
-from nanproof import ops
-
-
 def token_loss(logits, labels, mask):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * mask).sum() / mask.sum().clamp(min=1)
@@ -236,9 +261,6 @@ def selected_loss(logits, labels, mask):
     return ops.masked_mean(loss, mask)  # 0 when nothing is kept; NaN in places left out does not matter
 """,
     miss="""
-import torch
-
-
 def dice_loss(p, target):
     return 1 - 2 * (p * target).sum() / (p.sum() + target.sum())
 """,
@@ -251,8 +273,7 @@ assertion before the division, `assert mask.any()`, says so, and the rule takes 
 It is safe, and marked so, where the mask can be seen to hold only 0 and 1 because it comes from a comparison; elsewhere
 the weights might be fractional.
 """,
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
+    nodes=(ast.Div,),
     words=("sum(", "count_nonzero", "nonzero(", "mean("),
     check=check,
 )

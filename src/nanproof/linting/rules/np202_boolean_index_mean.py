@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from ..flow import key_of
 from ..guards import checked
 from ..masks import is_padding
+from ..names import Operation
 from ..numerics import boolean, named_mask
 from ..purpose import counts_hits, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, names_of, number, short, trail
+from ..values import called_last, core, cores, made_of, names_of, number, scalar, short, trail
 
 if TYPE_CHECKING:
-    from ..names import Operation
     from ..source import Module
 
 _LOSSES = {
@@ -28,6 +28,7 @@ _LAYERS = {
     "KLDivLoss", "GaussianNLLLoss",
 }  # fmt: skip
 _CALLS = {"mean", *_LOSSES}
+_PLACES = {"arange", "eye", "tril", "triu", "ones"}
 _INDICES = re.compile(
     r"ind(ex|ices|s)?$|idx|ids$|(^|_)(i|j|k|rows?|cols?|positions?|order|perm)$|(^|_)(train|val|test)_mask", re.I
 )
@@ -42,9 +43,9 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
 
 
 def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
-    if found[1] is None:
+    if found.operand is None:
         return
-    name, first, rest, keywords = found[0], found[1], found[2], found[3]
+    name, first, rest, keywords = found.name, found.operand, found.args, found.keywords
     if name == "mean":
         dims = [*rest, *(v for k, v in keywords.items() if k in ("dim", "axis"))]
         if dims and number(dims[0], module) != 0:
@@ -57,7 +58,7 @@ def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
     if not trains(node, module):
         return
     picked, mask = selection
-    if is_padding(mask, module) or _whole_set(mask, module) or _loaded(mask, module):
+    if is_padding(mask, module) or _whole_set(mask, module) or _loaded(mask, module) or _never_empty(mask, module):
         return
     keys = {key_of(t) for t in [*trail(mask, module), *trail(picked, module), first]} | _selectors(mask, module)
     if checked(keys - {""}, node, module) or only_logged(node, module) or counts_hits(first, module):
@@ -83,7 +84,7 @@ def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Oper
     for call in calls:
         if len(call.args) >= 2:
             keywords = {k.arg: k.value for k in layer.keywords if k.arg}
-            yield call, ("loss", call.args[0], call.args[1:], keywords)
+            yield call, Operation("loss", call.args[0], call.args[1:], keywords)
 
 
 def _reduces_otherwise(node: ast.expr) -> bool:
@@ -104,6 +105,21 @@ def _loaded(mask: ast.expr, module: Module) -> bool:
     return any("load" in called_last(c, module) for c in calls)
 
 
+def _never_empty(mask: ast.expr, module: Module) -> bool:
+    """A mask of places, ``arange(n) != i``; and of a group that is there, ``ids == i`` for i in ids.unique()."""
+    if any(isinstance(p, ast.Call) and called_last(p, module) in _PLACES for p in made_of(mask, module, limit=60)):
+        return True
+    held = core(mask, module)
+    names = {key_of(n) for n in ast.walk(held)} if isinstance(held, ast.Compare) else set()
+    for loop in (p for p in module.parents(mask) if isinstance(p, ast.For)):
+        found = [c for c in made_of(loop.iter, module, limit=40) if isinstance(c, ast.Call)]
+        if names & {key_of(n) for n in ast.walk(loop.target)} and any(
+            called_last(c, module) == "unique" for c in found
+        ):
+            return True
+    return False
+
+
 def _whole_set(mask: ast.expr, module: Module) -> bool:
     """The training nodes of one whole graph, which are never none; of a part of it they may be."""
     words = {key_of(t).rpartition(".")[2] for t in trail(mask, module)} | {getattr(mask, "attr", "")}
@@ -112,20 +128,27 @@ def _whole_set(mask: ast.expr, module: Module) -> bool:
 
 def _selection(node: ast.expr, module: Module, depth: int = 0) -> tuple[ast.expr, ast.expr] | None:
     """What is selected from, and the mask: ``x[mask]``, ``x.masked_select(mask)``, also through elementwise steps."""
-    at = core(node, module)
-    if depth > 12:
+    if depth > 8:
         return None
+    return next((found for at in cores(node, module) if (found := _selected(at, module, depth)) is not None), None)
+
+
+def _selected(at: ast.expr, module: Module, depth: int) -> tuple[ast.expr, ast.expr] | None:
     if isinstance(at, ast.Subscript) and _selects(at.slice, module):
         return at.value, at.slice
     if isinstance(at, ast.Call):
         found = module.operation(at)
-        if found and found[0] == "masked_select" and found[1] is not None and found[2]:
-            return found[1], found[2][0]
-        if found and found[0] in ("abs", "square", "pow", "exp", "log", "sqrt", "neg", "relu") and found[1] is not None:
-            return _selection(found[1], module, depth + 1)
+        if found and found.name == "masked_select" and found.operand is not None and found.args:
+            return found.operand, found.args[0]
+        if (
+            found
+            and found.name in ("abs", "square", "pow", "exp", "log", "sqrt", "neg", "relu")
+            and found.operand is not None
+        ):
+            return _selection(found.operand, module, depth + 1)
     if isinstance(at, ast.BinOp):
         sides = [_selection(at.left, module, depth + 1), _selection(at.right, module, depth + 1)]
-        return next((s for s in sides if s), None) if all(sides) or isinstance(at.right, ast.Constant) else None
+        return next((s for s in sides if s), None) if all(sides) or scalar(at.right, module) else None
     if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
         return _selection(at.operand, module, depth + 1)
     return None
@@ -164,9 +187,6 @@ weight, a squared total) makes every gradient NaN, a mean over ranks makes the l
 check of the loss stops or skips a batch that was merely empty.
 """,
     bad="""
-import torch.nn as nn
-
-
 class DepthLoss(nn.Module):
     def forward(self, pred, target):
         valid = target > 0
@@ -174,18 +194,11 @@ class DepthLoss(nn.Module):
         return error[valid].mean()
 """,
     good="""
-import torch.nn as nn
-from nanproof import ops
-
-
 class DepthLoss(nn.Module):
     def forward(self, pred, target):
         return ops.masked_mean((pred - target).abs(), target > 0)  # 0 when no pixel is valid
 """,
     miss="""
-import torch.nn as nn
-
-
 class HingeLoss(nn.Module):
     def forward(self, logits, labels):
         valid = labels != 255

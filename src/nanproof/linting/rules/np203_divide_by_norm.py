@@ -8,12 +8,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import has_argument, key_of
-from ..gradients import constant
-from ..guards import checked, guarded
-from ..numerics import QUOTIENTS, boolean, division, named_mask
-from ..purpose import in_loss, is_network, only_logged, trains
-from ..rule import Change, Found, Rule
-from ..values import called_last, core, cores, made_of, number, operation, scalar, short, trail
+from ..matching import (
+    Hit,
+    Match,
+    asked_about_parts,
+    constant,
+    guarded,
+    in_loss,
+    quotient,
+    reported,
+    training,
+)
+from ..numerics import boolean, named_mask
+from ..purpose import is_network
+from ..rule import Change, Rule
+from ..values import called_last, core, cores, made_of, number, operation, scalar
 from ..vanishing import squared
 
 if TYPE_CHECKING:
@@ -31,26 +40,14 @@ _DIRECTIONS = {"eigh", "eig", "svd", "qr", "svd_lowrank"}
 _RANDOM = {"randn", "rand", "randn_like", "rand_like", "normal", "linspace", "arange", "eye", "meshgrid", "hann_window"}
 
 
-def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    parts = division(node, module)
-    if parts is None:
-        return
-    numerator, denominator = parts
-    for factor in _factors(denominator, module):
-        vector = _vector(factor, module)
-        if vector is None or not trains(node, module) or _safe(node, factor, vector, module):
-            continue
-        if not in_loss(node, module) and not _may_vanish(vector, module):
-            continue
-        said = short(vector, module) or "a vector"
-        yield Found(
-            node=node,
-            message=f"a division by the norm of {said} is NaN when the vector is zero",
-            help="use torch.nn.functional.normalize, or keep the norm away from zero with .clamp(min=1e-6)",
-            edits=_fix(node, numerator, factor, vector, module),
-            about=core(factor, module),
-        )
-        return
+def _find(node: ast.AST, module: Module) -> Iterator[Hit]:
+    """A division by a norm, or by a product of norms; the operand is the vector."""
+    for hit in quotient().find(node, module):
+        for factor in _factors(hit.operand, module):
+            for at in cores(factor, module):
+                if (vector := _normed(at, module)) is not None:
+                    yield Hit(node, vector, module, over=hit.over, within=factor)
+                    break
 
 
 def _factors(node: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
@@ -61,44 +58,37 @@ def _factors(node: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
     return [node]
 
 
-def _vector(node: ast.expr, module: Module) -> ast.expr | None:
-    """What the norm is of, if this is one: ``x.norm(dim=1)``, ``torch.linalg.norm(x)``, ``(x ** 2).sum().sqrt()``."""
-    return next((v for at in cores(node, module) if (v := _normed(at, module)) is not None), None)
-
-
 def _normed(at: ast.expr, module: Module) -> ast.expr | None:
+    """What a norm is of: ``x.norm(dim=1)``, ``torch.linalg.norm(x)``, ``(x ** 2).sum().sqrt()``."""
     found = operation(at, module)
-    if found is None or found[1] is None:
+    if found is None or found.operand is None:
         return None
-    name, first, rest = found[0], found[1], found[2]
-    if name in _NORMS:
-        return first
-    if name == "sqrt" or (name == "pow" and rest and number(rest[0], module) == 0.5):
-        inner = operation(core(first, module), module)
-        if inner and inner[0] == "sum" and inner[1] is not None and squared(inner[1], module):
-            return inner[1]
+    if found.name in _NORMS:
+        return found.operand
+    if found.name == "sqrt" or (found.name == "pow" and number(found.given(place=0), module) == 0.5):
+        inner = operation(core(found.operand, module), module)
+        if inner and inner.name == "sum" and inner.operand is not None and squared(inner.operand, module):
+            return inner.operand
     return None
 
 
-def _safe(node: ast.AST, factor: ast.expr, vector: ast.expr, module: Module) -> bool:
-    if guarded(factor, module) or only_logged(node, module) or _capped(node, module):
+def _long(hit: Hit) -> bool:
+    """Whether the vector is never short: by its name, drawn at random, a weight, or what a layer gives out."""
+    module, at = hit.module, core(hit.operand, hit.module)
+    if any(_LONG.search(key.rpartition(".")[2]) or key.startswith("self.") for key in hit.keys):
         return True
-    keys = {key_of(t) for e in (factor, vector) for t in trail(e, module)} - {""}
-    asked = keys | {key_of(n) for e in (factor, vector, core(factor, module)) for n in ast.walk(e)} - {""}
-    if checked(asked, node, module) or constant(vector, module) or _chosen(vector, module):
-        return True
-    if any(_LONG.search(key.rpartition(".")[2]) for key in keys):
-        return True
-    if _dense(vector, module):
-        return True
-    held = core(vector, module)
-    made = {called_last(p, module) for p in made_of(held, module, limit=60) if isinstance(p, ast.Call)}
-    return bool(made & _RANDOM)
+    made = {called_last(p, module) for p in made_of(at, module, limit=60) if isinstance(p, ast.Call)}
+    for _ in range(12):
+        if isinstance(at, ast.Attribute | ast.Subscript) and not key_of(at):
+            at = core(at.value, module)
+    dense = isinstance(at, ast.Call) and not module.operation(at) and not module.called(at)
+    return dense or key_of(at).startswith("self.") or bool(made & _RANDOM)
 
 
-def _capped(node: ast.AST, module: Module) -> bool:
+def _capped(hit: Hit) -> bool:
     """``minimum(1, c / norm)``, ``(c / norm).clamp(max=1)``: a number over zero is infinite, and cut off."""
-    if not isinstance(node, ast.BinOp) or not (scalar(node.left, module) or number(node.left, module)):
+    node, module = hit.node, hit.module
+    if not isinstance(node, ast.BinOp) or not scalar(node.left, module):
         return False
     above = module.parent(node)
     above = module.parent(above) if isinstance(above, ast.Attribute) else above
@@ -109,85 +99,72 @@ def _capped(node: ast.AST, module: Module) -> bool:
     return last in ("minimum", "clamp_max") or (last in ("min", "clamp", "clip") and given)
 
 
-def _may_vanish(vector: ast.expr, module: Module) -> bool:
+def _vanishing(hit: Hit) -> bool:
     """Whether something in sight makes whole vectors zero: a difference, a ReLU, a mask, dropout, a gradient."""
-    for at in cores(vector, module):
+    module = hit.module
+    for at in cores(hit.operand, module):
         found = operation(at, module)
         if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub):
             return True
-        if found is not None and found[0] in ("mul", "multiply") and found[2]:
-            sides = [s for s in (found[1], found[2][0]) if s is not None]
+        if found is not None and found.name in ("mul", "multiply") and found.args:
+            sides = [s for s in (found.operand, found.args[0]) if s is not None]
             if any(boolean(s, module) or named_mask(key_of(s).rpartition(".")[2]) for s in sides):
                 return True
         if isinstance(at, ast.Call) and called_last(at, module) in _ZEROS:
             return True
         if isinstance(at, ast.Attribute) and at.attr == "grad":
             return True
-        klass = module.klass(at)
-        if isinstance(at, ast.Name) and has_argument(module.function(at), at.id) and klass is not None:
-            return is_network(klass, module)  # handed in: nobody here knows what it is
     return False
 
 
-def _chosen(vector: ast.expr, module: Module) -> bool:
+def _unknown(hit: Hit) -> bool:
+    """Neither in a loss, nor made of anything that vanishes, nor handed to a network, where nobody knows what it is."""
+    names = [at for at in cores(hit.operand, hit.module) if isinstance(at, ast.Name)]
+    handed = [n for n in names if has_argument(hit.module.function(n), n.id)]
+    klass = hit.module.klass(hit.node)
+    return not (in_loss(hit) or _vanishing(hit) or (handed and klass is not None and is_network(klass, hit.module)))
+
+
+def _chosen(hit: Hit) -> bool:
     """``x[mask]`` was selected by somebody who knew; the argument of a lambda comes from where nobody can look."""
-    at = core(vector, module)
+    module, at = hit.module, core(hit.operand, hit.module)
     if isinstance(at, ast.Subscript) and boolean(at.slice, module):
         return True
     if isinstance(at, ast.Subscript) and key_of(at.value):
         made = [getattr(b.owner, "value", None) for b in module.flow.bindings(module.function(at), key_of(at.value))]
         if any(isinstance(m, ast.Call) and called_last(m, module) in _DIRECTIONS for m in made):
             return True
-    names = [n for n in ast.walk(vector) if isinstance(n, ast.Name)]
-    lambdas = [p for p in module.parents(vector) if isinstance(p, ast.Lambda)]
+    names = [n for n in ast.walk(hit.operand) if isinstance(n, ast.Name)]
+    lambdas = [p for p in module.parents(hit.operand) if isinstance(p, ast.Lambda)]
     return any(has_argument(scope, n.id) for scope in lambdas for n in names)
 
 
-def _dense(vector: ast.expr, module: Module) -> bool:
-    """What a layer or an encoder gives out, and what is a weight itself, is never exactly zero."""
-    if any(key_of(t).startswith("self.") for t in trail(vector, module)):
-        return True
-    at = core(vector, module)
-    for _ in range(12):
-        if isinstance(at, ast.Attribute | ast.Subscript) and not key_of(at):
-            at = core(at.value, module)
-    if key_of(at).startswith("self."):
-        return True
-    return isinstance(at, ast.Call) and not module.operation(at) and not module.called(at)
-
-
-def _fix(node: ast.AST, numerator: ast.expr, factor: ast.expr, vector: ast.expr, module: Module) -> tuple[Change, ...]:
+def _fix(hit: Hit) -> tuple[Change, ...]:
     """``x / x.norm(dim=d, keepdim=True)`` becomes ``F.normalize(x, dim=d)``; elsewhere the norm gets a floor."""
-    text = module.source(vector)
-    if isinstance(node, ast.BinOp) and isinstance(factor, ast.Call) and module.source(numerator) == text:
-        found = module.operation(factor)
-        dims = _dims(found[2], found[3], module) if found else None
-        if dims is not None:
+    module, factor, text = hit.module, hit.outer, hit.module.source(hit.operand)
+    found = module.operation(factor)
+    if (
+        isinstance(hit.node, ast.BinOp)
+        and found is not None
+        and hit.over is not None
+        and module.source(hit.over) == text
+    ):
+        dim, keeps, order = found.given("dim"), found.given("keepdim"), found.given("p", "ord", place=0)
+        kept = isinstance(keeps, ast.Constant) and keeps.value is True and len(found.args) < 2
+        if dim is not None and kept and (order is None or number(order, module) == 2):
             name, needed = module.spell("torch.nn.functional.normalize")
-            return (module.replace(node, f"{name}({text}, dim={dims})"), *needed)
-    if isinstance(factor, ast.Call | ast.Name):
-        return (module.replace(factor, f"{module.source(factor)}.clamp(min=1e-6)"),)
-    return ()
-
-
-def _dims(rest: list[ast.expr], keywords: dict[str, ast.expr], module: Module) -> str | None:
-    """The dimension of an L2 norm that keeps it; None for any other norm."""
-    keeps = keywords.get("keepdim")
-    order = keywords.get("p", keywords.get("ord", rest[0] if rest else None))
-    dim = keywords.get("dim")
-    if dim is None or len(rest) > 1 or not (isinstance(keeps, ast.Constant) and keeps.value is True):
-        return None
-    if order is not None and number(order, module) != 2:
-        return None
-    return module.source(dim)
+            return (module.replace(hit.node, f"{name}({text}, dim={module.source(dim)})"), *needed)
+    floor = isinstance(factor, ast.Call | ast.Name)
+    return (module.replace(factor, f"{module.source(factor)}.clamp(min=1e-6)"),) if floor else ()
 
 
 RULE = Rule(
     code="NP203",
     name="divide-by-norm",
     what="""
-Finds a vector that is divided by its norm, `x / x.norm(dim=-1, keepdim=True)`, when nothing keeps the norm from
-zero: in a loss, and elsewhere where something in sight makes vectors zero (a difference, a ReLU, a mask, dropout).
+Finds a vector that is divided by its norm, `x / x.norm(dim=-1, keepdim=True)`, when nothing keeps the norm from zero
+and something in sight makes vectors zero (a difference, a ReLU, a mask, dropout). In a loss, without that, it is an
+info.
 """,
     why="""
 A zero vector has the norm 0, and 0 / 0 is NaN, in the value and in the gradient. Zero vectors are made by ReLU, by
@@ -199,27 +176,18 @@ and in float16 `1e-8` itself is 0. `F.normalize` divides by max(norm, 1e-12); in
 `ops.normalize` gives the zero vector 0 with a gradient of 0.
 """,
     bad="""
-import torch.nn as nn
-
-
 class ContrastiveLoss(nn.Module):
     def forward(self, a, b):
+        a = torch.relu(a)
         a = a / a.norm(dim=-1, keepdim=True)
         return a @ b.t()
 """,
     good="""
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class Contrastive(nn.Module):
+class ContrastiveLoss(nn.Module):
     def forward(self, a, b):
-        return F.normalize(a, dim=-1) @ b.t()
+        return F.normalize(torch.relu(a), dim=-1) @ b.t()
 """,
     miss="""
-import torch.nn as nn
-
-
 class Contrastive(nn.Module):
     def length(self, a):
         return a.norm(dim=-1, keepdim=True)
@@ -236,8 +204,13 @@ random projections and weights are left alone.
 `x / x.norm(dim=d, keepdim=True)` becomes `F.normalize(x, dim=d)`; any other norm gets a floor of 1e-6. Vectors shorter
 than that are no longer brought to length 1.
 """,
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
     words=("norm", "sqrt", "0.5"),
-    check=check,
+    match=Match(_find, (ast.Div,)),
+    where=training,
+    unless=(guarded, reported, _capped, asked_about_parts, constant, _chosen, _long, _unknown),
+    doubt=(lambda h: not _vanishing(h),),
+    message=lambda h: f"a division by the norm of {h.said('a vector')} is NaN when the vector is zero",
+    help="use torch.nn.functional.normalize, or keep the norm away from zero with .clamp(min=1e-6)",
+    edit=_fix,
+    about=lambda h: core(h.outer, h.module),
 )

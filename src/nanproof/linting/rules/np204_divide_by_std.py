@@ -4,74 +4,43 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ..flow import key_of
-from ..guards import checked, guarded
-from ..numerics import QUOTIENTS, division
-from ..purpose import only_logged, trains
-from ..rule import Change, Found, Rule
-from ..values import called_last, core, cores, made_of, number, operation, short, trail
-
-if TYPE_CHECKING:
-    from ..source import Module
+from ..matching import Hit, asked, guarded, quotient, replaced, reported, training
+from ..rule import Rule
+from ..values import called_last, core, cores, made_of, number, operation
 
 _RANDOM = {"randn", "rand", "randn_like", "rand_like"}
 
 
-def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    parts = division(node, module)
-    if parts is None:
-        return
-    numerator, denominator = parts
-    spread = _spread(denominator, module)
-    if spread is None or only_logged(node, module) or not (trains(node, module) or _advantages(node, spread, module)):
-        return
-    held = trail(denominator, module)
-    keys = {key_of(t) for t in [*held, *trail(spread, module)]} - {""}
-    if guarded(denominator, module) or checked(keys, node, module) or _plain_data(numerator, module):
-        return
-    yield Found(
-        node=node,
-        message=f"a division by the deviation of {short(spread, module) or 'this'} is NaN when its values are equal",
-        help="add an eps to the standard deviation: / (x.std() + 1e-6)",
-        edits=_fix(denominator, module),
-        about=core(denominator, module),
-    )
+def _spread(hit: Hit) -> ast.expr | None:
+    """What the standard deviation is of, if this is one: ``x.std()``, ``x.var().sqrt()``, ``x.var() ** 0.5``."""
+    for at in cores(hit.operand, hit.module):
+        found = operation(at, hit.module)
+        if found is None or found.operand is None:
+            continue
+        if found.name == "std":
+            return found.operand
+        if found.name == "sqrt" or (found.name == "pow" and number(found.given(place=0), hit.module) == 0.5):
+            inner = operation(core(found.operand, hit.module), hit.module)
+            if inner is not None and inner.name == "var":
+                return inner.operand
+    return None
 
 
-def _advantages(node: ast.AST, spread: ast.expr, module: Module) -> bool:
-    """Advantages of a policy that this class trains: they carry no gradient, and their NaN reaches every weight."""
-    klass = module.klass(node)
-    if klass is None or module.is_test or not re.search(r"(^|[._])(adv|advantages?)\w*$", module.source(spread)):
+def _matters(hit: Hit) -> bool:
+    """In training; and advantages of a policy that this class trains: their NaN reaches every weight."""
+    module, klass = hit.module, hit.module.klass(hit.node)
+    if training(hit):
+        return True
+    if klass is None or module.is_test or not re.search(r"(^|[._])(adv|advantages?)\w*$", module.source(hit.operand)):
         return False
     return any(module.klass(c) is klass for c in module.calls("backward"))
 
 
-def _spread(node: ast.expr, module: Module) -> ast.expr | None:
-    """What the standard deviation is of, if this is one: ``x.std()``, ``x.var().sqrt()``, ``x.var() ** 0.5``."""
-    return next((v for at in cores(node, module) if (v := _deviating(at, module)) is not None), None)
-
-
-def _deviating(at: ast.expr, module: Module) -> ast.expr | None:
-    found = operation(at, module)
-    if found is None or found[1] is None:
-        return None
-    name, first, rest = found[0], found[1], found[2]
-    if name == "std":
-        return first
-    if name == "sqrt" or (name == "pow" and rest and number(rest[0], module) == 0.5):
-        inner = operation(core(first, module), module)
-        return inner[1] if inner and inner[0] == "var" else None
-    return None
-
-
-def _plain_data(numerator: ast.expr, module: Module) -> bool:
+def _plain_data(hit: Hit) -> bool:
     """Arrays, and numbers drawn at random: not equal by chance, or nothing that trains."""
-    for part in made_of(numerator, module, limit=200):
-        if re.search(r"(^|_)(data|dataset|feats?|features)$", key_of(part).rpartition(".")[2]):
-            return True
+    module = hit.module
+    for part in made_of(hit.over or hit.operand, module, limit=200):
         if isinstance(part, ast.Call):
             if called_last(part, module) in _RANDOM:
                 return True
@@ -79,13 +48,9 @@ def _plain_data(numerator: ast.expr, module: Module) -> bool:
                 around = {called_last(p, module) for p in module.parents(part) if isinstance(p, ast.Call)}
                 if not around & {"tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor"}:
                     return True
+        elif re.search(r"(^|_)(data|dataset|feats?|features)$", getattr(part, "id", getattr(part, "attr", ""))):
+            return True
     return False
-
-
-def _fix(denominator: ast.expr, module: Module) -> tuple[Change, ...]:
-    if not isinstance(denominator, ast.Call | ast.Name | ast.Attribute | ast.Subscript):
-        return ()
-    return (module.replace(denominator, f"({module.source(denominator)} + 1e-6)"),)
 
 
 RULE = Rule(
@@ -104,25 +69,16 @@ value is 0 / 0 itself, and `(x - x.mean()) / (x.std() + 1e-6)` stays NaN. Use `u
 float16 an eps below 6e-8 is 0.
 """,
     bad="""
-import torch
-
-
 def policy_loss(log_probs, rewards):
     advantages = (rewards - rewards.mean()) / rewards.std()
     return -(log_probs * advantages).mean()
 """,
     good="""
-import torch
-
-
 def policy_loss(log_probs, rewards):
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
     return -(log_probs * advantages).mean()
 """,
     miss="""
-import torch
-
-
 def policy_loss(log_probs, rewards):
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)  # NaN for a single reward
     return -(log_probs * advantages).mean()
@@ -133,8 +89,12 @@ arrays and random numbers are left alone.
 """,
     fix="unsafe",
     fix_note="It adds `1e-6`, which changes results in the seventh digit when the deviation is near 1.",
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
     words=("std", "var"),
-    check=check,
+    match=quotient().of(_spread),
+    where=_matters,
+    unless=(reported, guarded, asked, _plain_data),
+    message=lambda h: f"a division by the deviation of {h.said('this')} is NaN when its values are equal",
+    help="add an eps to the standard deviation: / (x.std() + 1e-6)",
+    edit=replaced("({x} + 1e-6)", ast.Call, ast.Name, ast.Attribute, ast.Subscript),
+    about=lambda h: core(h.outer, h.module),
 )

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..gradients import constant
-from ..guards import checked, guarded
-from ..purpose import in_loss, only_logged, trains
-from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, names_of, nodes_of, number, operation, scalar, short, trail
+from ..guards import checked
+from ..matching import Hit, constant, guarded, in_loss, power, reported, training
+from ..rule import Change, Rule
+from ..values import called_last, core, made_of, names_of, nodes_of, number, operation, short
 from ..vanishing import is_constant, vanishes
 
-if TYPE_CHECKING:
-    from ..source import Module
-
-_ROOTS = {"sqrt", "sqrt_", "rsqrt", "rsqrt_"}
-# Noise schedules are differences such as 1 − ᾱ; grids and windows are constants.
 # Coordinates, sizes of boxes and spectra of the input: nothing is learned before them.
 _INPUT = re.compile(
     r"(^|_)(pos|position|coords?|xyz|points?|centers?\d?|corners?|box\w*|rois?|lwh|wh|d[xyz][at]?|src|line|"
@@ -27,36 +19,22 @@ _INPUT = re.compile(
     re.I,
 )
 _WEIGHT = re.compile(r"weight|kernel|^w$|lengths?|lens|channel", re.I)
+# Noise schedules are differences such as 1 - alpha; grids and windows are constants.
 _SCHEDULE = re.compile(
     r"(^|_)(alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|prod|timesteps?|steps?(_t)?|t|t\d|s|tau|noise\w*|decay|rho|eta|a_?bar|ab|"
     r"at?|bias_correction\d?|beta\d)(_|$|\d)",
     re.I,
 )
+_TARGETS = re.compile(r"(^|_)(gt|target\w*|teacher\w*|label\w*|true|ref\w*|prior\w*)(_|$|\d)", re.I)
 
 
-def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    operand = _operand(node, module)
-    if operand is None:
-        return
-    kind = vanishes(operand, module)
-    if not kind or not trains(node, module) or _safe(node, operand, kind, module):
-        return
-    if not (in_loss(node, module) or _below(node, module) or _differs(operand, kind, module)):
-        return
-    yield Found(
-        node=node,
-        message=f"the square root of {kind} has an infinite slope at zero, so its gradient there is NaN",
-        help="add an eps under the root: torch.sqrt(x + 1e-12); an eps outside it, or clamp(min=0), does not help",
-        edits=_fix(operand, module),
-        about=node,
-    )
-
-
-def _below(node: ast.AST, module: Module) -> bool:
+def _below(hit: Hit) -> bool:
     """Whether the root, or the root with an eps behind it, divides something: it is expected to be small."""
-    found = operation(node, module)
-    if found is not None and (found[0].startswith("rsqrt") or (found[2] and (number(found[2][0], module) or 0) < 0)):
+    module = hit.module
+    found = operation(hit.node, module)
+    if found is not None and (found.name.startswith("rsqrt") or (number(found.given(place=0), module) or 0) < 0):
         return True
+    node: ast.AST = hit.node
     above = module.parent(node)
     while (isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add)) or isinstance(above, ast.Attribute):
         node, above = above, module.parent(above)
@@ -67,11 +45,11 @@ def _below(node: ast.AST, module: Module) -> bool:
     if not isinstance(above, ast.Assign) or not key_of(above.targets[0]):
         return False
     uses = module.uses(key_of(above.targets[0]), module.function(node))
-    return any(_divides(use, module) for use in uses)
+    return any(_divides(use, hit) for use in uses)
 
 
-def _divides(use: ast.AST, module: Module) -> bool:
-    for above in module.parents(use):
+def _divides(use: ast.AST, hit: Hit) -> bool:
+    for above in hit.module.parents(use):
         if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div):
             return any(n is use for n in ast.walk(above.right))
         if not isinstance(above, ast.BinOp | ast.Call | ast.Attribute | ast.Subscript):
@@ -79,46 +57,59 @@ def _divides(use: ast.AST, module: Module) -> bool:
     return False
 
 
-def _differs(operand: ast.expr, kind: str, module: Module) -> bool:
+def _differs(hit: Hit) -> bool:
     """Whether equal things are compared: a distance is 0 where they are, and so is 1 - cos² at an angle of 0."""
-    if "difference" in kind or "clamped" in kind or "variance" in kind or "weighted" in kind:
+    if any(word in hit.why for word in ("difference", "clamped", "variance", "weighted")):
         return True
-    if isinstance(core(operand, module), ast.BinOp):
+    if isinstance(core(hit.operand, hit.module), ast.BinOp):
         return True  # a magnitude, real² + imag², is 0 in silence
-    parts = made_of(operand, module, limit=60)
+    parts = made_of(hit.operand, hit.module, limit=60)
     return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub) for n in parts)
 
 
-def _operand(node: ast.AST, module: Module) -> ast.expr | None:
-    """What stands under a root: ``torch.sqrt(x)``, ``x.sqrt()``, ``x ** 0.5``, ``x.pow(0.5)``."""
-    found = operation(node, module)
-    if found is None or found[1] is None:
-        return None
-    if found[0] in _ROOTS:
-        return found[1]
-    if found[0] == "pow" and found[2] and abs(number(found[2][0], module) or 0) == 0.5 and not scalar(found[1], module):
-        return found[1]
-    return None
-
-
-def _safe(node: ast.AST, operand: ast.expr, kind: str, module: Module) -> bool:
-    if guarded(operand, module) or only_logged(node, module):
-        return True
+def _known(hit: Hit) -> bool:
+    """Schedules, coordinates and weights by their names, and what was tested before."""
+    module, operand, square = hit.module, hit.operand, "square" in hit.why
     names = {n.rpartition(".")[2] for n in names_of(operand, module) if not n.startswith("self")}
-    if "square" not in kind and names and all(_SCHEDULE.search(n) for n in names):
+    if not square and names and all(_SCHEDULE.search(n) for n in names):
         return True
-    keys = {key_of(t) for t in trail(operand, module)} - {""}
-    held = [operand, core(operand, module)]
-    near = {key_of(n).rpartition(".")[2] for e in held for n in nodes_of(e, indices=False)} - {"", "self"}
-    near = {n for n in near if n not in module.aliases and n not in keys} or near
-    known = (_INPUT, _WEIGHT) if "square" in kind else (_INPUT, _WEIGHT, _SCHEDULE)
-    if near and all(any(k.search(n) for k in known) for n in near) and not in_loss(node, module):
+    parts = [operand, core(operand, module)]
+    near = {key_of(n).rpartition(".")[2] for e in parts for n in nodes_of(e, indices=False)} - {"", "self"}
+    near = {n for n in near if n not in module.aliases and n not in hit.keys} or near
+    known = (_INPUT, _WEIGHT) if square else (_INPUT, _WEIGHT, _SCHEDULE)
+    if near and all(any(k.search(n) for k in known) for n in near) and not in_loss(hit):
         return True
-    keys |= {key_of(n) for n in ast.walk(operand)} - {""}
-    return checked(keys, node, module) or is_constant(operand, module) or constant(operand, module)
+    keys = hit.keys | {key_of(n) for n in ast.walk(operand)} - {""}
+    return checked(keys, hit.node, module)
 
 
-def _fix(operand: ast.expr, module: Module) -> tuple[Change, ...]:
+def _unlikely(hit: Hit) -> bool:
+    """A distance of things that are hardly ever equal, a root over everything, a target: 0 is not expected."""
+    module = hit.module
+    if "clamped" in hit.why or "variance" in hit.why or "weighted" in hit.why:
+        return False
+    names = {n.rpartition(".")[2] for n in names_of(hit.operand, module)} - {"self"}
+    if names and all(_TARGETS.search(n) for n in names):
+        return True  # nothing is learned there
+    parts = list(made_of(hit.operand, module, limit=80))
+    differences = [n for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
+    if any(_to_itself(d) for d in differences):
+        return False  # all pairs: each has the distance 0 from itself
+    reduced = operation(core(hit.operand, module), module)
+    along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
+    if differences:
+        return not (along and in_loss(hit))
+    return not (along and _below(hit))
+
+
+def _to_itself(difference: ast.BinOp) -> bool:
+    """``x[:, None] - x[None]``"""
+    sides = [{key_of(n) for n in ast.walk(s)} - {""} for s in (difference.left, difference.right)]
+    return bool(sides[0]) and sides[0] == sides[1]
+
+
+def _fix(hit: Hit) -> tuple[Change, ...]:
+    module, operand = hit.module, hit.operand
     if isinstance(operand, ast.Call) and called_last(operand, module) in ("clamp", "clip", "clamp_min"):
         low = [k.value for k in operand.keywords if k.arg == "min"] or operand.args[-1:]
         zero = [n for n in low if number(n, module) == 0]
@@ -146,17 +137,10 @@ most 5e5; in float16, 1e-12 is 0, so compute the root in float32 or use a larger
 a gradient of 0 at 0, and `ops.safe_norm` too.
 """,
     bad="""
-import torch
-
-
 def distance_loss(a, b):
     return torch.sqrt(((a - b) ** 2).sum(dim=-1)).mean()
 """,
     good="""
-import torch
-from nanproof import ops
-
-
 def distance_loss(a, b):
     return ops.safe_norm(a - b, dim=-1).mean()
 
@@ -165,9 +149,6 @@ def distance_loss_with_eps(a, b):
     return torch.sqrt(((a - b) ** 2).sum(dim=-1) + 1e-12).mean()
 """,
     miss="""
-import torch
-
-
 def centerness_loss(left, right):
     return torch.sqrt(left.amin(-1) / left.amax(-1) * right.amin(-1) / right.amax(-1)).mean()
 """,
@@ -177,8 +158,22 @@ tensors are left alone where they can be recognised.
 """,
     fix="unsafe",
     fix_note="It adds `1e-12` under the root, or raises the bound of the clamp to it: a root of 0 becomes 1e-6.",
-    nodes=(ast.Call, ast.BinOp),
-    calls=frozenset({*_ROOTS, "pow"}),
     words=("sqrt", ".5", "1/2", "1 / 2"),
-    check=check,
+    match=power(lambda e: abs(e) == 0.5, "sqrt", "sqrt_", "rsqrt", "rsqrt_").of(
+        lambda h: vanishes(h.operand, h.module)
+    ),
+    where=training,
+    unless=(
+        guarded,
+        reported,
+        _known,
+        lambda h: is_constant(h.operand, h.module),
+        constant,
+        lambda h: not (in_loss(h) or _below(h) or _differs(h)),
+    ),
+    doubt=(_unlikely,),
+    message=lambda h: f"the square root of {h.why} has an infinite slope at zero, so its gradient there is NaN",
+    help="add an eps under the root: torch.sqrt(x + 1e-12); an eps outside it, or clamp(min=0), does not help",
+    edit=_fix,
+    about=lambda h: h.node,
 )

@@ -11,9 +11,10 @@ from ..gradients import constant
 from ..guards import checked, guarded
 from ..numerics import division, named_probability, probability, summed
 from ..purpose import aside, only_logged, trains
-from ..rewrite import Moved, move
-from ..rule import Found, Rule
+from ..rewrite import move
+from ..rule import Found, Moved, Rule
 from ..values import core, number, operation, short, trail
+from .np209_naive_softmax import small_exponent
 
 if TYPE_CHECKING:
     from ..names import Operation
@@ -24,9 +25,9 @@ _LOGS = {"log", "log2", "log10", "log_"}
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     found = module.operation(node)
-    if found is None or found[0] not in _LOGS or found[1] is None or aside(node, module):
+    if found is None or found.name not in _LOGS or found.operand is None or aside(node, module):
         return
-    operand = found[1]
+    operand = found.operand
     if constant(operand, module):
         return
     inner = _complement(operand, module)
@@ -40,13 +41,22 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             about=made,
         )
     elif source is not None:
-        yield from _known(node, found[0], operand, inner, source, module)
+        yield from _known(node, found.name, operand, inner, source, module)
     elif _named(operand, module) and trains(node, module) and not _kept(node, operand, module):
         yield Found(
             node=node,
             message=f"the logarithm of the probability {short(operand, module)} is -inf where it is zero",
             help="pass log-probabilities (log_softmax, logsigmoid) instead, or clamp: .clamp(min=1e-12).log()",
+            info=not _times_itself(node, operand, module),
         )
+
+
+def _times_itself(node: ast.AST, operand: ast.expr, module: Module) -> bool:
+    """``p * p.log()``: 0 · -inf is NaN already in the value."""
+    names = {key_of(n) for n in ast.walk(operand)} - {""}
+    above = module.parent(node)
+    sides = [above.left, above.right] if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Mult) else []
+    return any(names & {key_of(n) for n in ast.walk(s)} for s in sides if s is not node)
 
 
 def _handmade(operand: ast.expr, module: Module) -> ast.expr | None:
@@ -55,10 +65,12 @@ def _handmade(operand: ast.expr, module: Module) -> ast.expr | None:
     parts = division(at, module)
     above = module.operation(core(parts[0], module)) if parts else None
     below = summed(parts[1], module) if parts else None
-    if parts is None or above is None or above[0] != "exp" or below is None:
+    if parts is None or above is None or above.name != "exp" or below is None:
         return None
     total = module.operation(core(below, module))
-    return at if total is not None and total[0] == "exp" else None
+    if above.operand is None or small_exponent(above.operand, module):
+        return None
+    return at if total is not None and total.name == "exp" else None
 
 
 def _known(
@@ -66,7 +78,7 @@ def _known(
 ) -> Iterator[Found]:
     if any(key_of(t) and guarded(t, module) for t in trail(operand, module)):
         return
-    kind = source[0]
+    kind = source.name
     better = "torch.nn.functional.logsigmoid" if kind == "sigmoid" else "torch.nn.functional.log_softmax"
     if kind == "softmax" and inner is not None:
         better = ""
@@ -95,10 +107,10 @@ def _named(operand: ast.expr, module: Module) -> bool:
     inner = _complement(operand, module)
     at = inner if inner is not None else operand
     found = operation(at, module)
-    if found and found[0] == "div" and found[1] is not None and found[2]:
-        return named_probability(found[1]) and named_probability(found[2][0])
-    if found and found[0] in ("gather", "index_select", "take_along_dim") and found[1] is not None:
-        at = found[1]  # chooses elements and leaves them what they are
+    if found and found.name == "div" and found.operand is not None and found.args:
+        return named_probability(found.operand) and named_probability(found.args[0])
+    if found and found.name in ("gather", "index_select", "take_along_dim") and found.operand is not None:
+        at = found.operand  # chooses elements and leaves them what they are
     if not named_probability(at):
         return False
     held = module.value(at)
@@ -114,15 +126,15 @@ def _kept(node: ast.Call, operand: ast.expr, module: Module) -> bool:
 
 def _rewrite(node: ast.Call, held: ast.expr, source: Operation, better: str, negated: bool, module: Module) -> Moved:
     """The same logarithm from the logits; nothing if they have changed since, or if their text is needed twice."""
-    if not better or source[1] is None:
+    if not better or source.operand is None:
         return Moved()
     name, needed = module.spell(better)
-    logits = module.source(source[1])
+    logits = module.source(source.operand)
     if negated:
-        logits = f"-({logits})" if not isinstance(source[1], ast.Name | ast.Call | ast.Attribute) else f"-{logits}"
-    others = [module.source(a) for a in source[2]]
-    others += [f"{k}={module.source(v)}" for k, v in source[3].items() if source[0] == "softmax"]
-    parts = [source[1], *source[2], *source[3].values()]
+        logits = f"-({logits})" if not isinstance(source.operand, ast.Name | ast.Call | ast.Attribute) else f"-{logits}"
+    others = [module.source(a) for a in source.args]
+    others += [f"{k}={module.source(v)}" for k, v in source.keywords.items() if source.name == "softmax"]
+    parts = [source.operand, *source.args, *source.keywords.values()]
     return move(node, held, parts, f"{name}({', '.join([logits, *others])})", needed, module)
 
 
@@ -143,26 +155,16 @@ is 0 wherever a logit is that far below the largest one. The gradient is ∞ · 
 [0, 200] is [-200, 0] with gradient [1, -1], where `softmax(x).log()` gives [-inf, 0] and [NaN, NaN].
 """,
     bad="""
-import torch
-
-
 def nll_loss(logits, target):
     log_p = torch.log(torch.softmax(logits, dim=-1))
     return -log_p.gather(-1, target[..., None]).mean()
 """,
     good="""
-import torch
-import torch.nn.functional as F
-
-
 def nll_loss(logits, target):
     log_p = F.log_softmax(logits, dim=-1)
     return -log_p.gather(-1, target[..., None]).mean()
 """,
     miss="""
-import torch
-
-
 def policy_loss(policy, states, actions, returns):
     chosen = policy(states).gather(1, actions)  # the softmax is in the policy's forward
     return -(torch.log(chosen) * returns).mean()

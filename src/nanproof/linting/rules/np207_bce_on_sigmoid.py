@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..flow import key_of
 from ..guards import guarded
 from ..numerics import probability
-from ..rewrite import Moved, move
-from ..rule import Change, Found, Rule
+from ..rewrite import move
+from ..rule import Change, Found, Moved, Rule
 from ..values import trail
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         return
     given = next((k.value for k in node.keywords if k.arg == "input"), node.args[0] if node.args else None)
     source = probability(given, module) if given is not None else None
-    if given is None or source is None or source[0] != "sigmoid":
+    if given is None or source is None or source.name != "sigmoid":
         return
     if any(key_of(t) and guarded(t, module) for t in trail(given, module)):
         return
@@ -49,7 +49,7 @@ def _criterion(node: ast.Call, module: Module) -> ast.Call | None:
 
 
 def _rewrite(node: ast.Call, given: ast.expr, source: Operation, made: ast.Call, module: Module) -> Moved:
-    if source[1] is None:
+    if source.operand is None:
         return Moved()
     needed: tuple[Change, ...]
     if made is node:
@@ -60,7 +60,7 @@ def _rewrite(node: ast.Call, given: ast.expr, source: Operation, made: ast.Call,
             return Moved()
         name, needed = module.spell("torch.nn.BCEWithLogitsLoss")
         renamed = module.replace(made.func, name)
-    return move(given, given, [source[1]], module.source(source[1]), (renamed, *needed), module)
+    return move(given, given, [source.operand], module.source(source.operand), (renamed, *needed), module)
 
 
 def _called_elsewhere(node: ast.Call, module: Module) -> bool:
@@ -89,26 +89,14 @@ With logits, sigmoid and logarithm are one formula, max(x, 0) - x·t + log(1 + e
 loses its gradient.
 """,
     bad="""
-import torch
-import torch.nn.functional as F
-
-
 def edge_loss(logits, edges):
     return F.binary_cross_entropy(torch.sigmoid(logits), edges)
 """,
     good="""
-import torch
-import torch.nn.functional as F
-
-
 def edge_loss(logits, edges):
     return F.binary_cross_entropy_with_logits(logits, edges)
 """,
     miss="""
-import torch
-import torch.nn as nn
-
-
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()

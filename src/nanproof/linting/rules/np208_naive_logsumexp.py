@@ -3,78 +3,43 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..gradients import constant
 from ..guards import guarded
+from ..matching import Hit, call, constant, exponent, held, not_aside
 from ..numerics import shifted
-from ..purpose import aside
-from ..rewrite import Moved, move
-from ..rule import Found, Rule
+from ..rewrite import move
+from ..rule import Moved, Rule
 from ..values import core, operation, trail
-from .np209_naive_softmax import small_exponent
-
-if TYPE_CHECKING:
-    from ..names import Operation
-    from ..source import Module
+from .np209_naive_softmax import small
 
 
-def check(node: ast.Call, module: Module) -> Iterator[Found]:
-    found = module.operation(node)
-    if found is None or found[0] not in ("log", "log_") or found[1] is None or aside(node, module):
-        return
-    total = operation(core(found[1], module), module)
-    if total is None or total[0] not in ("sum", "mean") or total[1] is None:
-        return
-    exponential = operation(core(total[1], module), module)
-    if exponential is None or exponential[0] != "exp" or exponential[1] is None:
-        return
-    if (
-        shifted(exponential[1], module)
-        or constant(exponential[1], module)
-        or small_exponent(exponential[1], module)
-        or any(key_of(t) and guarded_elsewhere(t, module) for t in trail(found[1], module))
-    ):
-        return
-    moved = _rewrite(node, found[1], total, exponential[1], module)
-    yield Found(
-        node=node,
-        message="the logarithm of a sum of exponentials is inf as soon as one exponent passes 88.7 (float16: 11.09)",
-        help="use torch.logsumexp(x, dim), which subtracts the largest exponent first",
-        edits=moved.edits,
-        safe=moved.safe,
-    )
+def _total(hit: Hit) -> ast.expr | None:
+    found = held(hit)
+    return found.operand if found is not None and found.name in ("sum", "mean") else None
 
 
-def guarded_elsewhere(node: ast.expr, module: Module) -> bool:
+def _guarded_elsewhere(hit: Hit) -> bool:
     """Whether several assignments compete for a name and one of them keeps it away from zero."""
-    return module.value(node) is None and guarded(node, module)
+    names = [t for t in trail(hit.outer, hit.module) if key_of(t)]
+    return any(hit.module.value(t) is None and guarded(t, hit.module) for t in names)
 
 
-def _rewrite(node: ast.Call, operand: ast.expr, total: Operation, exponent: ast.expr, module: Module) -> Moved:
+def _rewrite(hit: Hit) -> Moved:
     """``torch.logsumexp`` needs to know the dimension, so a sum over everything is left to the user."""
-    _, summand, rest, keywords = total
-    dims = keywords.get("dim", keywords.get("axis", rest[0] if rest else None))
-    if (
-        total[0] != "sum"
-        or dims is None
-        or len(rest) > 2
-        or set(keywords) - {"dim", "axis", "keepdim", "keepdims"}
-        or summand is None
-    ):
+    module, total = hit.module, operation(core(hit.outer, hit.module), hit.module)
+    if total is None or total.operand is None or total.name != "sum" or len(total.args) > 2:
         return Moved()
-    keep = keywords.get("keepdim", keywords.get("keepdims", rest[1] if len(rest) > 1 else None))
+    dims, keep = total.given("dim", "axis", place=0), total.given("keepdim", "keepdims", place=1)
+    names = [t for t in [*trail(hit.outer, module), *trail(total.operand, module)] if key_of(t)]
+    plain = not set(total.keywords) - {"dim", "axis", "keepdim", "keepdims"}
+    if not plain or dims is None or len(names) > 1 or not isinstance(hit.node, ast.expr):
+        return Moved()
     name, needed = module.spell("torch.logsumexp")
-    args = [module.source(exponent), f"dim={module.source(dims)}"]
+    args = [module.source(hit.operand), f"dim={module.source(dims)}"]
     args += [f"keepdim={module.source(keep)}"] if keep is not None else []
-    names = [t for t in [*trail(operand, module), *trail(summand, module)] if key_of(t)]
-    if len(names) > 1:
-        return Moved()
-    held = names[0] if names else operand
-    parts = [exponent, dims, *([keep] if keep is not None else [])]
-    return move(node, held, parts, f"{name}({', '.join(args)})", needed, module)
+    parts = [hit.operand, dims, *([keep] if keep is not None else [])]
+    return move(hit.node, names[0] if names else hit.outer, parts, f"{name}({', '.join(args)})", needed, module)
 
 
 RULE = Rule(
@@ -89,23 +54,14 @@ logarithm brings the number back into range, but too late: of [88, 90] it makes 
 [-104, -110] it makes -inf with NaN. `logsumexp` subtracts the largest exponent first: 90.127, gradient [0.119, 0.881].
 """,
     bad="""
-import torch
-
-
 def partition(scores):
     return torch.log(torch.sum(torch.exp(scores), dim=1))
 """,
     good="""
-import torch
-
-
 def partition(scores):
     return torch.logsumexp(scores, dim=1)
 """,
     miss="""
-import torch
-
-
 def partition(scores, keep):
     return torch.log((torch.exp(scores) * keep).sum(1))  # masked: fill with -inf, then logsumexp
 """,
@@ -118,8 +74,11 @@ the largest value is subtracted in a way that the rule does not see, silence the
 The value and the gradient stay the same, to rounding, wherever the old ones were finite. There is no fix for a sum over
 all dimensions or a mean, where `torch.logsumexp` needs more than the code says.
 """,
-    nodes=(ast.Call,),
-    calls=frozenset({"log", "log_"}),
     words=("exp",),
-    check=check,
+    match=call("log", "log_").of(_total, exponent),
+    where=not_aside,
+    unless=(lambda h: shifted(h.operand, h.module), constant, small, _guarded_elsewhere),
+    message="the logarithm of a sum of exponentials is inf as soon as one exponent passes 88.7 (float16: 11.09)",
+    help="use torch.logsumexp(x, dim), which subtracts the largest exponent first",
+    edit=_rewrite,
 )

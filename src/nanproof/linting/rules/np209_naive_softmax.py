@@ -3,116 +3,94 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..gradients import constant
-from ..numerics import QUOTIENTS, division, shifted, summed
-from ..purpose import aside
-from ..rewrite import Moved, move
-from ..rule import Found, Rule
+from ..matching import Hit, constant, not_aside, quotient
+from ..names import Operation
+from ..numerics import division, shifted, summed
+from ..rewrite import move
+from ..rule import Moved, Rule
 from ..values import called_last, core, made_of, operation, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:
-    from ..names import Operation
     from ..source import Module
 
 _BOUNDED = {"tanh", "sigmoid", "clamp", "clip", "logsigmoid", "sin", "cos", "cosine_similarity"}
 _SMALL = {"normalize", "cosine_similarity", "arange", "linspace", "cdist", "pdist", "log_softmax", "logsigmoid"}
 
 
-def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    parts = division(node, module)
-    if parts is None or aside(node, module):
-        return
-    exponential = _exponential(parts[0], module)
-    if exponential is None or exponential[0] != "exp" or exponential[1] is None:
-        return
-    below = summed(parts[1], module)
-    if below is None or not _same(below, parts[0], module):
-        return
-    exponent = exponential[1]
-    if shifted(exponent, module) or constant(exponent, module) or small_exponent(exponent, module):
-        return
-    if _divided_again(node, below, module):
-        return
-    moved = _rewrite(node, parts[0], parts[1], exponent, module)
-    yield Found(
-        node=node,
-        message="a softmax written by hand is inf / inf = NaN as soon as one exponent passes 88.7 (float16: 11.09)",
-        help="use torch.softmax(x, dim), which subtracts the largest exponent first",
-        edits=moved.edits,
-        safe=moved.safe,
-        about=node,
-    )
+def _exponent(hit: Hit) -> ast.expr | None:
+    """What is exponentiated above and summed below, alone or times a mask."""
+    module, below = hit.module, summed(hit.operand, hit.module)
+    if hit.over is None or below is None:
+        return None
+    found = operation(core(hit.over, module), module)
+    sides: list[Operation | None] = [found]
+    if found is not None and found.name in ("mul", "multiply") and found.args:
+        sides = [operation(core(s, module), module) for s in (found.operand, found.args[0]) if s is not None]
+    keys = {key_of(t) for t in trail(hit.over, module)} - {""}
+    same = any(key_of(t) in keys for t in trail(below, module))
+    same = same or ast.dump(core(below, module)) == ast.dump(core(hit.over, module))
+    return next((s.operand for s in sides if s is not None and s.name == "exp"), None) if same else None
 
 
-def _exponential(above: ast.expr, module: Module) -> Operation | None:
-    """The exponential above the line, alone or times a mask."""
-    found = operation(core(above, module), module)
-    if found is None or found[0] not in ("mul", "multiply") or not found[2]:
-        return found
-    sides = [operation(core(s, module), module) for s in (found[1], found[2][0]) if s is not None]
-    return next((s for s in sides if s is not None and s[0] == "exp"), None)
-
-
-def _same(below: ast.expr, above: ast.expr, module: Module) -> bool:
-    """Whether what is summed is what stands above, by name or by text."""
-    keys = {key_of(t) for t in trail(above, module)} - {""}
-    if any(key_of(t) in keys for t in trail(below, module)):
-        return True
-    return ast.dump(core(below, module)) == ast.dump(core(above, module))
+def small(hit: Hit) -> bool:
+    return small_exponent(hit.operand, hit.module)
 
 
 def small_exponent(exponent: ast.expr, module: Module, depth: int = 0) -> bool:
     """Exponents that cannot be large: minus a square, as in a Gaussian kernel, cosines, or something bounded."""
     found = operation(core(exponent, module), module)
-    if found is not None and found[0] in _BOUNDED:
+    if found is not None and found.name in _BOUNDED:
         return True
-    if found is not None and found[0] in ("mul", "div", "neg") and depth < 8:
-        sides = [side for side in (found[1], *found[2]) if side is not None]
+    if found is not None and found.name in ("mul", "div", "neg") and depth < 8:
+        sides = [side for side in (found.operand, *found.args) if side is not None]
         if any(small_exponent(side, module, depth + 1) for side in sides):
             return True
-    for part in made_of(exponent, module, limit=120):
-        if isinstance(part, ast.expr) and squared(part, module):
-            return True
-        if isinstance(part, ast.Call) and called_last(part, module) in _SMALL:
-            return True
-    return False
+    parts = made_of(exponent, module, limit=120)
+    return any(
+        (isinstance(p, ast.expr) and squared(p, module))
+        or (isinstance(p, ast.Call) and called_last(p, module) in _SMALL)
+        for p in parts
+    )
 
 
-def _divided_again(node: ast.AST, below: ast.expr, module: Module) -> bool:
+def _divided_again(hit: Hit) -> bool:
     """Whether the same thing is divided by its sums several times: Sinkhorn, which NP218 is about."""
-    keys = {key_of(t) for t in trail(below, module)} - {""}
-    scope = module.function(node)
+    module, below = hit.module, summed(hit.outer, hit.module)
+    keys = {key_of(t) for t in trail(below, module)} - {""} if below is not None else set()
     found = 0
     for other in [*module.nodes(ast.BinOp), *module.nodes(ast.AugAssign)]:
         parts = division(other, module)
-        if parts is not None and key_of(parts[0]) in keys and module.function(other) is scope:
+        if parts is not None and key_of(parts[0]) in keys and module.function(other) is module.function(hit.node):
             found += summed(parts[1], module) is not None
     return found > 1
 
 
-def _rewrite(node: ast.AST, above: ast.expr, below: ast.expr, exponent: ast.expr, module: Module) -> Moved:
+def _rewrite(hit: Hit) -> Moved:
+    module, above, below = hit.module, hit.over or hit.operand, hit.outer
     total = operation(core(below, module), module)
-    if total is None or not isinstance(node, ast.BinOp) or set(total[3]) - {"dim", "axis", "keepdim", "keepdims"}:
+    if (
+        total is None
+        or not isinstance(hit.node, ast.BinOp)
+        or set(total.keywords) - {"dim", "axis", "keepdim", "keepdims"}
+    ):
         return Moved()
-    rest, keywords = total[2], total[3]
-    dims = keywords.get("dim", keywords.get("axis", rest[0] if rest else None))
-    keep = keywords.get("keepdim", keywords.get("keepdims", rest[1] if len(rest) > 1 else None))
+    dims, keep = total.given("dim", "axis", place=0), total.given("keepdim", "keepdims", place=1)
     if dims is None or isinstance(dims, ast.Tuple | ast.List) or not isinstance(keep, ast.Constant) or not keep.value:
         return Moved()
     name, needed = module.spell("torch.softmax")
-    text = f"{name}({module.source(exponent)}, dim={module.source(dims)})"
+    text = f"{name}({module.source(hit.operand)}, dim={module.source(dims)})"
     names = [t for t in trail(above, module) if key_of(t)]
     if not names and not any(key_of(t) for t in trail(below, module)):
-        return Moved((module.replace(node, text), *needed), safe=True)
+        return Moved((module.replace(hit.node, text), *needed), safe=True)
     if len(names) != 1:
         return Moved()
-    moved = move(node, names[0], [exponent, dims], text, needed, module)
-    return Moved(moved.edits)  # the exponential stays where it is: it was used twice
+    return Moved(
+        move(hit.node, names[0], [hit.operand, dims], text, needed, module).edits
+    )  # exp stays: it was used twice
 
 
 RULE = Rule(
@@ -128,24 +106,15 @@ exponents are below -104 the sum is 0, and 0 / 0 is NaN as well. Attention score
 `torch.softmax` subtracts the largest exponent first: the largest becomes exp(0) = 1 and the sum at least 1.
 """,
     bad="""
-import torch
-
-
 def attend(scores, values):
     weights = torch.exp(scores) / torch.exp(scores).sum(dim=-1, keepdim=True)
     return weights @ values
 """,
     good="""
-import torch
-
-
 def attend(scores, values):
     return torch.softmax(scores, dim=-1) @ values
 """,
     miss="""
-import torch
-
-
 def attend(scores, values, mask):
     weights = torch.exp(scores) * mask
     return weights / (weights.sum(dim=-1, keepdim=True) + 1e-6) @ values  # still inf / inf, but not a plain softmax
@@ -159,8 +128,12 @@ left alone.
 The value and the gradient stay the same, to rounding, wherever the old ones were finite. If the exponential has a name
 of its own, the fix is marked unsafe, because that name may be used elsewhere.
 """,
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
     words=("exp",),
-    check=check,
+    match=quotient().of(_exponent),
+    where=not_aside,
+    unless=(lambda h: shifted(h.operand, h.module), constant, small, _divided_again),
+    message="a softmax written by hand is inf / inf = NaN as soon as one exponent passes 88.7 (float16: 11.09)",
+    help="use torch.softmax(x, dim), which subtracts the largest exponent first",
+    edit=_rewrite,
+    about=lambda h: h.node,
 )

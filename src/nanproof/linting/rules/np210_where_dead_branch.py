@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..gradients import constant
+from ..gradients import constant, enclosing
 from ..guards import guarded, small_constant
 from ..numerics import boolean, division, summed
-from ..purpose import aside, only_logged
+from ..purpose import aside, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..values import called_last, core, number, operation, scalar, short
 
@@ -26,6 +26,8 @@ _RISKS = {
 _COUNTS = re.compile(
     r"(^|_|\.)(counts?|nums?|n_?elems?|nonzeros?|lens?|lengths?|totals?|steps?|size|degrees?|deg)(_|$|\d)", re.I
 )
+_CAMERAS = re.compile(r"camera|distort|project|fisheye|intersect|(^|_)rays?(_|$)|pixel|jpeg|image", re.I)
+"""Geometry of the input: nothing is learned before it."""
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
 _CUTS = {"long", "int", "round", "floor", "ceil", "detach", "argmax", "argmin", "bool", "sign", "item", "no_grad"}
@@ -50,6 +52,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             message=f"{what} is computed everywhere: where it is bad the gradient is NaN, chosen or not",
             help="make the operand harmless first: torch.where(ok, x, 1.0), then compute, then choose (or ops.select)",
             edits=_fix(branch, condition, name, operand, risky, place == 0, module),
+            info=not trains(node, module) or any(_CAMERAS.search(f.name) for f in enclosing(node, module)),
             about=core(operand, module) if name == "div" else risky,
         )
         return
@@ -120,12 +123,12 @@ def _bad_operation(part: ast.AST, module: Module) -> tuple[str, ast.expr | None]
     if parts is not None:
         return "div", None if scalar(parts[1], module) else parts[1]
     found = operation(part, module) if isinstance(part, ast.Call | ast.BinOp) else None
-    if found is None or found[1] is None or scalar(found[1], module):
+    if found is None or found.operand is None or scalar(found.operand, module):
         return "", None
-    if found[0] == "pow" and found[2]:
-        exponent = number(found[2][0], module)
-        return ("power" if exponent is not None and (exponent < 0 or exponent % 1) else ""), found[1]
-    return _RISKS.get(found[0], ""), found[1]
+    if found.name == "pow" and found.args:
+        exponent = number(found.args[0], module)
+        return ("power" if exponent is not None and (exponent < 0 or exponent % 1) else ""), found.operand
+    return _RISKS.get(found.name, ""), found.operand
 
 
 def _names(operand: ast.expr, module: Module) -> set[str]:
@@ -142,7 +145,7 @@ def _tamed(name: str, operand: ast.expr, module: Module) -> bool:
     at = core(operand, module)
     if name in ("exp", "expm1"):
         found = operation(at, module)
-        return found is not None and found[0] in _KEPT_LOW
+        return found is not None and found.name in _KEPT_LOW
     if name.startswith("log") and isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add):
         ones = (number(at.left, module), number(at.right, module))
         if 1.0 in ones:
@@ -163,9 +166,9 @@ def _not_negative(node: ast.expr, module: Module) -> bool:
             _not_negative(s, module) or scalar(s, module) or isinstance(s, ast.Name) for s in sides
         )
     found = operation(at, module)
-    if found is not None and found[0] == "pow" and found[2]:
-        return (number(found[2][0], module) or 1) % 2 == 0
-    return found is not None and found[0] in _POSITIVE
+    if found is not None and found.name == "pow" and found.args:
+        return (number(found.args[0], module) or 1) % 2 == 0
+    return found is not None and found.name in _POSITIVE
 
 
 def _to_integer(call: ast.Call, module: Module) -> bool:
@@ -204,28 +207,19 @@ NaN. `torch.where(x > 0, x.log(), 0)` at x = 0 has the value 0 and the gradient 
 The way out is a second `where` on the inside, which gives the bad operation a harmless operand.
 """,
     bad="""
-import torch
-
-
-def log_positive(x):
-    return torch.where(x > 0, torch.log(x), torch.zeros_like(x))
+def entropy_loss(p):
+    return -(p * torch.where(p > 0, torch.log(p), torch.zeros_like(p))).sum(-1).mean()
 """,
     good="""
-import torch
-from nanproof import ops
+def entropy_loss(p):
+    log_p = torch.where(p > 0, torch.log(torch.where(p > 0, p, 1.0)), torch.zeros_like(p))
+    return -(p * log_p).sum(-1).mean()
 
 
-def log_positive(x):
-    return torch.where(x > 0, torch.log(torch.where(x > 0, x, 1.0)), torch.zeros_like(x))
-
-
-def log_selected(x):
-    return ops.select(x > 0, torch.log, 0.0, x)
+def shorter_loss(p):
+    return -(p * ops.select(p > 0, torch.log, 0.0, p)).sum(-1).mean()
 """,
     miss="""
-import torch
-
-
 def log_positive(x):
     y = torch.log(x)
     y[x <= 0] = 0  # the same mistake, by assignment

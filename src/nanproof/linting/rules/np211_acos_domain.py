@@ -7,107 +7,89 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
-from ..gradients import constant
-from ..guards import checked, guarded, lower_bound
+from ..guards import guarded, lower_bound
+from ..matching import Hit, Match, asked, constant, in_loss, not_aside, reported, training
 from ..numerics import boolean, division
-from ..purpose import aside, in_loss, only_logged
-from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, number, short, trail
+from ..rule import Change, Rule
+from ..values import called_last, core, made_of, number, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:
     from ..source import Module
 
-_INVERSE = {"acos", "arccos", "asin", "arcsin", "acos_", "asin_", "atanh", "arctanh", "atanh_"}
+_INVERSE = frozenset({"acos", "arccos", "asin", "arcsin", "acos_", "asin_", "atanh", "arctanh", "atanh_"})
 _INSIDE = {"tanh", "sin", "cos", "sigmoid", "rand", "hardtanh", "softsign"}
+_CLAMPED = "clamped"
 
 
-def check(node: ast.Call, module: Module) -> Iterator[Found]:
-    operand = _operand(node, module)
-    if operand is None or aside(node, module) or only_logged(node, module):
-        return
-    bound = _bound(operand, module)
-    if bound is not None and (bound < 1 or not in_loss(node, module)):
-        return
-    if bound is None and _inside(node, operand, module):
-        return
-    name = called_last(node, module).rstrip("_")
-    if bound is None:
-        message = f"{name} is NaN when {short(operand, module) or 'its operand'} has rounded past 1 or -1"
-    else:
-        message = f"{name} has an infinite slope at 1 and -1, and this clamp lets both through"
-    yield Found(
-        node=node,
-        message=message,
-        help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",
-        edits=_fix(operand, module) if bound is None else (),
-        about=node,
-    )
-
-
-def _operand(node: ast.Call, module: Module) -> ast.expr | None:
+def _find(node: ast.AST, module: Module) -> Iterator[Hit]:
     found = module.operation(node)
-    if found is not None:
-        return found[1]
-    if isinstance(node.func, ast.Attribute) and not module.called(node) and not node.args:
+    if found is not None and found.operand is not None:
+        yield Hit(node, found.operand, module)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not (module.called(node) or node.args):
         root = module.receiver(node).partition(".")[0]
-        return None if root in module.aliases or root in ("np", "math") else node.func.value
+        if root not in module.aliases and root not in ("np", "math"):
+            yield Hit(node, node.func.value, module)
+
+
+def _outside(hit: Hit) -> bool | str:
+    """Whether the operand may leave the interval; one clamped to exactly 1 stays in it, with an infinite slope."""
+    bound = _bound(hit)
+    if bound is None:
+        return not _inside(hit)
+    return _CLAMPED if bound >= 1 and in_loss(hit) else False
+
+
+def _bound(hit: Hit) -> float | None:
+    """How far from zero a clamp lets the operand go; infinity if that is not a plain number; None without a clamp."""
+    for part in trail(hit.operand, hit.module):
+        if isinstance(part, ast.Call):
+            last = called_last(part, hit.module)
+            if last.rstrip("_") in ("clamp", "clip"):
+                low = lower_bound(part, hit.module)
+                return 0.0 if low is None or math.isinf(low) else abs(low)
+            words = ("clamp", "clip", "safe", "minimum", "maximum", "where", "nan_to_num")
+            if (last in ("min", "max") and len(part.args) > 1) or any(word in last.lower() for word in words):
+                return 0.0
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult):
+            factors = (number(part.left, hit.module), number(part.right, hit.module))
+            if any(f is not None and 0 < abs(f) < 1 for f in factors):
+                return 0.0  # x * (1 - 1e-6)
     return None
 
 
-def _bound(operand: ast.expr, module: Module) -> float | None:
-    """How far from zero a clamp lets the operand go; infinity if that is not a plain number; None without a clamp."""
-    for part in trail(operand, module):
+def _inside(hit: Hit) -> bool:
+    """Whether the operand cannot leave the interval, is a constant, or was checked before."""
+    module, at = hit.module, core(hit.operand, hit.module)
+    if number(hit.operand, module) is not None or constant(hit):
+        return True
+    for part in made_of(at, module, limit=150):
         if isinstance(part, ast.Call):
             last = called_last(part, module)
-            if last.rstrip("_") in ("clamp", "clip"):
-                low = lower_bound(part, module)
-                return 0.0 if low is None or math.isinf(low) else abs(low)
-            if last in ("min", "max") and len(part.args) > 1:
-                return 0.0
-            if any(
-                word in last.lower() for word in ("clamp", "clip", "safe", "minimum", "maximum", "where", "nan_to_num")
-            ):
-                return 0.0
-        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) and _shrinks(part, module):
-            return 0.0
-    return None
-
-
-def _shrinks(node: ast.BinOp, module: Module) -> bool:
-    """``x * (1 - 1e-6)``, ``0.9999 * x``."""
-    factors = (number(node.left, module), number(node.right, module))
-    return any(f is not None and 0 < abs(f) < 1 for f in factors)
-
-
-def _inside(node: ast.Call, operand: ast.expr, module: Module) -> bool:
-    """Whether the operand cannot leave the interval, is a constant, or was checked before."""
-    if number(operand, module) is not None or constant(operand, module):
-        return True
-    held = core(operand, module)
-    for part in made_of(held, module, limit=150):
-        if isinstance(part, ast.Call):
-            if called_last(part, module) in _INSIDE and part in ast.walk(held):
+            if (last in _INSIDE and part in ast.walk(at)) or last in ("clamp", "clip", "clamp_", "linspace", "arange"):
                 return True
-            if module.called(part).partition(".")[0] in ("numpy", "math"):
+            if module.called(part).partition(".")[0] in ("numpy", "math") or last in ("rand", "rand_like", "uniform_"):
                 return True
-            if called_last(part, module) in ("clamp", "clip", "clamp_", "linspace", "arange"):
-                return True
-    parts = division(held, module)
+    parts = division(at, module)
     if parts is not None and isinstance(core(parts[1], module), ast.BinOp) and guarded(parts[1], module):
         return True  # a quotient by a length with an eps added stays below 1
-    if isinstance(held, ast.Subscript) and boolean(held.slice, module):
+    if isinstance(at, ast.Subscript) and boolean(at.slice, module):
         return True
-    keys = {key_of(t) for t in trail(operand, module)} - {""}
-    return checked(keys, node, module) or squared(held, module)
+    return asked(hit) or squared(at, module)
 
 
-def _fix(operand: ast.expr, module: Module) -> tuple[Change, ...]:
-    text = module.source(operand)
-    if isinstance(operand, ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Compare):
+def _message(hit: Hit) -> str:
+    name = called_last(hit.node, hit.module).rstrip("_") if isinstance(hit.node, ast.Call) else ""
+    if hit.why == _CLAMPED:
+        return f"{name} has an infinite slope at 1 and -1, and this clamp lets both through"
+    return f"{name} is NaN when {hit.said('its operand')} has rounded past 1 or -1"
+
+
+def _fix(hit: Hit) -> tuple[Change, ...]:
+    text = hit.module.source(hit.operand)
+    if isinstance(hit.operand, ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Compare):
         text = f"({text})"
-    return (module.replace(operand, f"{text}.clamp(-1 + 1e-6, 1 - 1e-6)"),)
+    return (hit.module.replace(hit.operand, f"{text}.clamp(-1 + 1e-6, 1 - 1e-6)"),) if hit.why != _CLAMPED else ()
 
 
 RULE = Rule(
@@ -126,17 +108,11 @@ exactly 1, so two equal directions still have an infinite slope, and NaN one ste
 float32: an eps has to be at least 6e-8. `atan2(sin, cos)` has no such place.
 """,
     bad="""
-import torch
-
-
 def angle_loss(a, b):
     cosine = (a * b).sum(dim=-1)
     return torch.acos(cosine).mean()
 """,
     good="""
-import torch
-
-
 def angle_loss(a, b):
     cosine = (a * b).sum(dim=-1)
     return torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6)).mean()
@@ -146,9 +122,6 @@ def angle_loss_by_atan2(a, b):
     return torch.atan2(torch.linalg.cross(a, b).norm(dim=-1), (a * b).sum(dim=-1)).mean()
 """,
     miss="""
-import torch.nn as nn
-
-
 class Head(nn.Module):
     def forward(self, cosine):
         return cosine.clamp(-1, 1).acos()  # outside a loss a clamp to exactly 1 is taken for meant
@@ -158,7 +131,12 @@ The operand is data that lies inside for certain, or nothing learned is behind i
 """,
     fix="unsafe",
     fix_note="It clamps to ±(1 - 1e-6): angles below 0.0014 radians become 0.0014, with a gradient of 0.",
-    nodes=(ast.Call,),
-    calls=frozenset(_INVERSE),
-    check=check,
+    match=Match(_find, (ast.Call,), _INVERSE).of(_outside),
+    where=not_aside,
+    unless=(reported,),
+    doubt=(lambda h: not (in_loss(h) or training(h)),),
+    message=_message,
+    help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",
+    edit=_fix,
+    about=lambda h: h.node,
 )

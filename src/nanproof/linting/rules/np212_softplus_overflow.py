@@ -3,73 +3,55 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..gradients import constant
+from ..matching import Hit, call, exponent, not_aside
 from ..numerics import shifted
-from ..purpose import aside
-from ..rule import Change, Found, Rule
-from ..values import called_last, core, number, operation, scalar
-
-if TYPE_CHECKING:
-    from ..source import Module
+from ..rule import Change, Rule
+from ..values import called_last, core, number, scalar
 
 
-def check(node: ast.Call, module: Module) -> Iterator[Found]:
-    found = module.operation(node)
-    if found is None or found[1] is None or found[0] not in ("log", "log1p") or aside(node, module):
-        return
-    rest = found[1] if found[0] == "log1p" else beside_one(core(found[1], module), module)
-    if rest is None or scalar(rest, module) or constant(rest, module):
-        return
-    exponential = operation(core(rest, module), module)
-    if exponential is not None and exponential[0] == "exp" and exponential[1] is not None:
-        yield from _softplus(node, rest, exponential[1], module)
-
-
-def _softplus(node: ast.AST, rest: ast.expr, exponent: ast.expr, module: Module) -> Iterator[Found]:
-    if shifted(exponent, module) or _caught(node, module):
-        return
-    at = exponent
-    if any(isinstance(p, ast.Call) and called_last(p, module) == "abs" for p in ast.walk(at)):
-        return  # exp(-|x|) is at most 1: this is the safe formula
-    if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub):
-        inner = operation(core(at.operand, module), module)
-        if inner is not None and inner[0] == "abs":
-            return  # exp(-|x|) is at most 1: this is the safe formula
-    name, needed = module.spell("torch.nn.functional.softplus")
-    yield Found(
-        node=node,
-        message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
-        help="use torch.nn.functional.softplus(x)",
-        edits=_written(node, rest, f"{name}({module.source(exponent)})", needed, module),
-    )
-
-
-def _caught(node: ast.AST, module: Module) -> bool:
-    """Whether the function puts x in the place of an infinite result."""
-    scope = module.function(node)
-    wheres = [c for c in module.calls("where") if module.function(c) is scope]
-    return any("inf" in module.source(c) for c in wheres)
-
-
-def beside_one(node: ast.expr, module: Module) -> ast.expr | None:
-    """``x`` for ``1 + x`` and ``x + 1``."""
+def beside_one(hit: Hit) -> ast.expr | None:
+    """``x`` of ``log1p(x)``, ``log(1 + x)`` and ``log(x + 1)``."""
+    node = core(hit.operand, hit.module)
+    if isinstance(hit.node, ast.Call) and called_last(hit.node, hit.module) == "log1p":
+        return hit.operand
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         for one, other in ((node.left, node.right), (node.right, node.left)):
-            if isinstance(one, ast.Constant) and number(one, module) == 1:
+            if isinstance(one, ast.Constant) and number(one, hit.module) == 1:
                 return other
     return None
 
 
-def _written(
-    node: ast.AST, rest: ast.expr, text: str, needed: tuple[Change, ...], module: Module
-) -> tuple[Change, ...]:
-    """The edit, if what is rewritten stands in the node itself and not behind a name."""
-    inside = any(n is rest for n in ast.walk(node)) and isinstance(rest, ast.expr)
-    held = core(rest, module)
-    return (module.replace(node, text), *needed) if inside and ("exp" not in text or held is rest) else ()
+def _varies(hit: Hit) -> bool:
+    return not (scalar(hit.operand, hit.module) or constant(hit.operand, hit.module))
+
+
+def _at_most_one(hit: Hit) -> bool:
+    """exp(-|x|), of the safe formula."""
+    if any(isinstance(p, ast.Call) and called_last(p, hit.module) == "abs" for p in ast.walk(hit.operand)):
+        return True
+    at = hit.operand
+    inner = core(at.operand, hit.module) if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub) else None
+    return isinstance(inner, ast.Call) and called_last(inner, hit.module) == "abs"
+
+
+def _caught(hit: Hit) -> bool:
+    """The function puts x in the place of an infinite result."""
+    scope = hit.module.function(hit.node)
+    wheres = [c for c in hit.module.calls("where") if hit.module.function(c) is scope]
+    return any("inf" in hit.module.source(c) for c in wheres)
+
+
+def _parameter(hit: Hit) -> bool:
+    """A parameter of its own moves slowly and starts small."""
+    return isinstance(hit.operand, ast.Attribute)
+
+
+def _softplus(hit: Hit) -> tuple[Change, ...]:
+    name, needed = hit.module.spell("torch.nn.functional.softplus")
+    inside = any(n is hit.operand for n in ast.walk(hit.node))
+    return (hit.module.replace(hit.node, f"{name}({hit.module.source(hit.operand)})"), *needed) if inside else ()
 
 
 RULE = Rule(
@@ -81,25 +63,22 @@ exp overflows at x = 88.73 in float32 and bfloat16, at 11.09 in float16: the val
 the right answer is x itself with a gradient of 1. `F.softplus(89.0)` is 89.
 """,
     bad="""
-import torch
-
-
 def ranking_loss(positive, negative):
     return torch.log(1 + torch.exp(negative - positive)).mean()
 """,
     good="""
-import torch
-import torch.nn.functional as F
-
-
 def ranking_loss(positive, negative):
     return F.softplus(negative - positive).mean()
 """,
     false_alarm="x is bounded, such as a difference of two cosines. softplus is as good there, and no slower.",
     fix="unsafe",
     fix_note="Above 20 `F.softplus` gives x itself, 2e-9 less in float64; float32 does not see the difference.",
-    nodes=(ast.Call,),
-    calls=frozenset({"log", "log1p"}),
     words=("exp",),
-    check=check,
+    match=call("log", "log1p").of(beside_one, _varies, exponent),
+    where=not_aside,
+    unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one),
+    doubt=(_parameter,),
+    message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
+    help="use torch.nn.functional.softplus(x)",
+    edit=_softplus,
 )

@@ -3,65 +3,43 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ..flow import key_of
-from ..gradients import constant
-from ..guards import checked, guarded
-from ..purpose import only_logged, trains
-from ..rule import Found, Rule
-from ..values import called_last, core, made_of, number, operation, scalar, short, trail
+from ..matching import Hit, asked, constant, guarded, held, power, reported, training
+from ..rule import Rule
+from ..values import called_last, core, made_of, number, operation
 from ..vanishing import is_constant, vanishes
 
-if TYPE_CHECKING:
-    from ..source import Module
-
 _POSITIVE = {"exp", "softplus", "sigmoid", "softmax", "cosh", "relu", "norm", "shape", "size", "numel", "tensor"}
+_ZERO = "can be zero, where a power below 1 has an infinite slope"
 
 
-def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    found = operation(node, module)
-    if found is None or found[0] != "pow" or found[1] is None or not found[2]:
-        return
-    base, exponent = found[1], number(found[2][0], module)
-    if exponent is None or exponent % 1 == 0 or exponent < 0 or scalar(base, module):
-        return
-    why = _why(base, exponent, module)
-    if not why or not trains(node, module) or only_logged(node, module) or _safe(node, base, module):
-        return
-    yield Found(
-        node=node,
-        message=f"{short(base, module) or 'this base'} {why}",
-        help="keep the base away from zero first: x.clamp(min=1e-6) ** p",
-        about=node,
-    )
+def _negative(hit: Hit) -> bool:
+    """A difference; not ``1 - p`` or ``x - 21``: which numbers these are is not said here."""
+    at = core(hit.operand, hit.module)
+    if not isinstance(at, ast.BinOp) or not isinstance(at.op, ast.Sub):
+        return False
+    return number(at.left, hit.module) is None and number(at.right, hit.module) is None
 
 
-def _why(base: ast.expr, exponent: float, module: Module) -> str:
-    """What is wrong with a base: it can be negative, or reach zero where the slope of the power is infinite."""
-    at = core(base, module)
-    found = operation(at, module)
-    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub) and not _by_number(at, module):
+def _why(hit: Hit) -> str:
+    if _negative(hit):
         return "can be negative, and a fractional power of a negative number is NaN"
-    if exponent < 1 and found is not None and found[0] == "abs":
-        return "can be zero, where a power below 1 has an infinite slope"
-    if exponent < 1 and exponent != 0.5 and vanishes(base, module) not in ("", "a difference"):
-        return "can be zero, where a power below 1 has an infinite slope"
-    return ""
+    exponent = _exponent(hit)
+    found = held(hit)
+    if exponent < 1 and found is not None and found.name == "abs":
+        return _ZERO
+    zero = exponent < 1 and exponent != 0.5 and vanishes(hit.operand, hit.module) not in ("", "a difference")
+    return _ZERO if zero else ""
 
 
-def _by_number(node: ast.BinOp, module: Module) -> bool:
-    """``1 - p``, ``x - 21``: which numbers these are is not said here."""
-    return number(node.left, module) is not None or number(node.right, module) is not None
+def _exponent(hit: Hit) -> float:
+    found = operation(hit.node, hit.module)
+    return (number(found.args[0], hit.module) if found is not None and found.args else None) or 0.0
 
 
-def _safe(node: ast.AST, base: ast.expr, module: Module) -> bool:
-    if guarded(base, module) or is_constant(base, module) or constant(base, module):
-        return True
-    made = {called_last(p, module) for p in made_of(base, module, limit=80) if isinstance(p, ast.Call)}
-    keys = {key_of(t) for t in trail(base, module)} - {""}
-    return bool(made & _POSITIVE) or checked(keys, node, module)
+def _positive(hit: Hit) -> bool:
+    parts = made_of(hit.operand, hit.module, limit=80)
+    return any(isinstance(p, ast.Call) and called_last(p, hit.module) in _POSITIVE for p in parts)
 
 
 RULE = Rule(
@@ -78,23 +56,14 @@ A fractional power of a negative number is NaN, in the value and in the gradient
 `x.abs().pow(0.75)` and `x.sign() * x.abs().pow(0.5)` have the gradient NaN at 0.
 """,
     bad="""
-import torch
-
-
 def robust_loss(pred, target):
     return ((pred - target).abs() ** 0.75).mean()
 """,
     good="""
-import torch
-
-
 def robust_loss(pred, target):
     return (((pred - target).abs() + 1e-6) ** 0.75).mean()
 """,
     miss="""
-import torch.nn as nn
-
-
 class ToneMap(nn.Module):
     def forward(self, image):
         return image ** (1 / 2.2)  # what the image may hold is not said here
@@ -102,7 +71,11 @@ class ToneMap(nn.Module):
     false_alarm="""
 The base is positive for a reason that the code does not show. A lower bound costs nothing and says so.
 """,
-    nodes=(ast.BinOp, ast.Call),
-    calls=frozenset({"pow", "pow_"}),
-    check=check,
+    match=power(lambda e: e > 0 and e % 1 != 0).of(_why),
+    where=training,
+    unless=(reported, guarded, lambda h: is_constant(h.operand, h.module), constant, _positive, asked),
+    doubt=(lambda h: h.why != _ZERO,),
+    message=lambda h: f"{h.said('this base')} {h.why}",
+    help="keep the base away from zero first: x.clamp(min=1e-6) ** p",
+    about=lambda h: h.node,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..guards import lower_bound
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, number, operation
+from ..values import called_last, core, number
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -65,7 +65,8 @@ def _least(node: ast.expr, module: Module) -> float | None:
     """The lower bound that a clamp gives an expression."""
     at = core(node, module)
     if isinstance(at, ast.Call):
-        if module.called(at) == "max" or (operation(at, module) or ("",))[0] == "maximum":
+        found = module.operation(at)
+        if module.called(at) == "max" or (found is not None and found.name == "maximum"):
             numbers = [n for n in (number(a, module) for a in at.args) if n is not None]
             return max(numbers, default=None)
         if called_last(at, module) in _CLAMPS and module.operation(at):
@@ -109,23 +110,14 @@ In a norm, x · rsqrt(mean(x²) + eps), the slope at x = 0 is 1/√eps: 1e10 for
 is 0 altogether. A dead channel or a padded row then sends back gradients ten billion times too large.
 """,
     bad="""
-import torch
-
-
 def masked_loss(loss, mask):
     return (loss * mask).sum() / (mask.sum().clamp(min=1) + 1e-8)
 """,
     good="""
-import torch
-
-
 def masked_loss(loss, mask):
     return (loss * mask).sum() / mask.sum().clamp(min=1)
 """,
     miss="""
-import torch
-
-
 def masked_loss(loss, mask):
     return (loss * mask).sum() / (1 + mask.sum() + 1e-8)  # at least 1, but not by a clamp
 """,

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ..guards import guarded
-from ..purpose import in_loss, only_logged
-from ..rule import Found, Rule
-from ..values import core, short
-
-if TYPE_CHECKING:
-    from ..source import Module
+from ..matching import Hit, call, guarded, in_loss, reported
+from ..rule import Rule
+from ..values import core
 
 
-def check(node: ast.Call, module: Module) -> Iterator[Found]:
-    found = module.operation(node)
-    if found is None or found[0] not in ("norm", "vector_norm") or found[1] is None:
-        return
-    at = core(found[1], module)
-    if not isinstance(at, ast.BinOp) or not isinstance(at.op, ast.Sub) or guarded(at, module):
-        return
-    if in_loss(node, module) and not only_logged(node, module):
-        yield Found(
-            node=node,
-            message=f"the norm of {short(at, module) or 'a difference'} has a gradient of length 1 down to the very "
-            "last digit, then none",
-            help="use the squared distance, or a smooth norm: ((a - b).square().sum(-1) + eps**2).sqrt()",
-        )
+def _difference(hit: Hit) -> ast.expr | None:
+    at = core(hit.operand, hit.module)
+    return at if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub) else None
 
 
 RULE = Rule(
@@ -44,16 +27,10 @@ rounding error by then, in a direction that means nothing. A squared distance ha
 smooth norm √(‖a - b‖² + ε²) is a norm far away and a square nearby.
 """,
     bad="""
-import torch
-
-
 def point_loss(pred, target):
     return (pred - target).norm(dim=-1).mean()
 """,
     good="""
-import torch
-
-
 def point_loss(pred, target):
     return ((pred - target).square().sum(dim=-1) + 1e-6).sqrt().mean()
 """,
@@ -61,7 +38,11 @@ def point_loss(pred, target):
 The unit gradient is wanted: an L2 loss that is robust to outliers, with a learning rate that decays.
 """,
     default=False,
-    nodes=(ast.Call,),
-    calls=frozenset({"norm", "vector_norm"}),
-    check=check,
+    match=call("norm", "vector_norm").of(_difference),
+    where=in_loss,
+    unless=(guarded, reported),
+    message=lambda h: (
+        f"the norm of {h.said('a difference')} has a gradient of length 1 down to the very last digit, then none"
+    ),
+    help="use the squared distance, or a smooth norm: ((a - b).square().sum(-1) + eps**2).sqrt()",
 )

@@ -60,10 +60,10 @@ def _filled(node: ast.Call | ast.Assign, module: Module) -> tuple[ast.expr, ast.
         target = node.targets[0]
         return (target.value, target.slice, node.value) if isinstance(target, ast.Subscript) else None
     found = module.operation(node)
-    if found is None or found[0].rstrip("_") != "masked_fill" or found[1] is None:
+    if found is None or found.name.rstrip("_") != "masked_fill" or found.operand is None:
         return None
-    given = [*found[2], *found[3].values()]
-    return (found[1], given[0], given[1]) if len(given) == 2 else None
+    given = [*found.args, *found.keywords.values()]
+    return (found.operand, given[0], given[1]) if len(given) == 2 else None
 
 
 def _of_keys(mask: ast.expr, module: Module) -> bool:
@@ -155,9 +155,6 @@ With `torch.finfo(dtype).min` such a row becomes uniform: useless, but finite, a
 row to 0 is cleaner; `ops.masked_softmax` does that, with a gradient of 0.
 """,
     bad="""
-import torch.nn as nn
-
-
 class Pooling(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -169,10 +166,6 @@ class Pooling(nn.Module):
         return (scores.softmax(-1).unsqueeze(-1) * x).sum(1)
 """,
     good="""
-import torch.nn as nn
-from nanproof import ops
-
-
 class Pooling(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -183,10 +176,6 @@ class Pooling(nn.Module):
         return (weights.unsqueeze(-1) * x).sum(1)
 """,
     miss="""
-import torch
-import torch.nn as nn
-
-
 class Attention(nn.Module):
     def forward(self, scores, adjacency):
         scores = torch.where(adjacency > 0, scores, float("-inf"))  # a node without neighbours

@@ -46,18 +46,18 @@ def _too_large(node: ast.expr | None, module: Module) -> float | None:
 def _filled(node: ast.Call, module: Module) -> Iterator[Found]:
     """``scores.masked_fill(mask, -1e9)``, ``torch.where(mask, scores, -1e9)``."""
     found = module.operation(node)
-    if found is None or found[1] is None:
+    if found is None or found.operand is None:
         return
-    given = [*found[2], *found[3].values()]
+    given = [*found.args, *found.keywords.values()]
     filler = given[1] if len(given) == 2 else None
     value = _too_large(filler, module)
     if value is None or filler is None or not _half(module):
         return
-    if found[0] not in ("masked_fill", "masked_fill_", "where"):
+    if found.name not in ("masked_fill", "masked_fill_", "where"):
         return
-    function = found[0] == "where" and bool(module.called(node))  # torch.where(mask, scores, filler)
-    scores, mask = (given[0], found[1]) if function else (found[1], given[0])
-    if found[0] == "where" and not softmaxed(node, module) and not _masks(mask):
+    function = found.name == "where" and bool(module.called(node))  # torch.where(mask, scores, filler)
+    scores, mask = (given[0], found.operand) if function else (found.operand, given[0])
+    if found.name == "where" and not softmaxed(node, module) and not _masks(mask):
         return
     if _in_float(scores, module) or scalar(scores, module):
         return
@@ -112,9 +112,6 @@ wrote so. `(1 - mask) * -1e9` does not raise: it is -inf, and the softmax of a r
 `torch.finfo(scores.dtype).min` is right in every dtype. bfloat16 has the range of float32 and is not affected.
 """,
     bad="""
-import torch
-
-
 def attend(scores, mask, values):
     scores = scores.masked_fill(mask == 0, -1e9)
     return scores.softmax(-1) @ values
@@ -125,9 +122,6 @@ def predict(model, batch):
         return model(batch)
 """,
     good="""
-import torch
-
-
 def attend(scores, mask, values):
     scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
     return scores.softmax(-1) @ values
@@ -138,8 +132,6 @@ def predict(model, batch):
         return model(batch)
 """,
     miss="""
-import torch
-
 NEGATIVE = {"mask": -1e9}
 
 

@@ -74,7 +74,7 @@ def _axis(part: Division, module: Module) -> str:
     total = operation(core(below, module), module)
     if total is None:
         return module.source(below)
-    given = [*total[2][:1], *(v for k, v in total[3].items() if k in ("dim", "axis"))]
+    given = [*total.args[:1], *(v for k, v in total.keywords.items() if k in ("dim", "axis"))]
     return module.source(given[0]) if given else ""
 
 
@@ -84,8 +84,8 @@ def _exponential(part: Division, key: str, loop: ast.AST, module: Module) -> ast
     before = [b.value for b in module.flow.bindings(scope, key) if b.value is not None and b.place < start(loop)]
     for value in reversed(before):
         for inner in trail(value, module):
-            if isinstance(inner, ast.Call) and (found := module.operation(inner)) and found[0] == "exp":
-                return inner if found[1] is not None and not _tame(found[1], module) else None
+            if isinstance(inner, ast.Call) and (found := module.operation(inner)) and found.name == "exp":
+                return inner if found.operand is not None and not _tame(found.operand, module) else None
     return None
 
 
@@ -108,7 +108,13 @@ def _scalings(divisors: list[tuple[ast.expr, Loop]], module: Module) -> Iterator
         made = [b.value for b in bindings if b.value is not None and b.place < start(loop)]
         at = core(made[-1], module) if made else None
         found = module.operation(at) if at is not None else None
-        if at is not None and found and found[0] == "exp" and found[1] is not None and not _tame(found[1], module):
+        if (
+            at is not None
+            and found
+            and found.name == "exp"
+            and found.operand is not None
+            and not _tame(found.operand, module)
+        ):
             yield Found(
                 node=at,
                 message=f"Sinkhorn on exponentials: {key} underflows to 0 where the cost is over 104 times the "
@@ -131,21 +137,21 @@ def _fix(loop: Loop, key: str, turns: list[Division], begun: ast.Call, module: M
     """Subtract logsumexp where the sum was divided by; exp once after the loop. Only for the plain form."""
     made = module.statement(begun)
     found = module.operation(begun)
-    plain = isinstance(made, ast.Assign) and made.value is begun and found is not None and found[1] is not None
+    plain = isinstance(made, ast.Assign) and made.value is begun and found is not None and found.operand is not None
     uses = [u for u in module.uses(key, module.function(loop)) if start(made) < start(u) <= end(loop)]
-    if not plain or found is None or found[1] is None or len(uses) != 2 * len(turns) or "." in key:
+    if not plain or found is None or found.operand is None or len(uses) != 2 * len(turns) or "." in key:
         return ()
-    edits = [module.replace(begun, module.source(found[1]))]
+    edits = [module.replace(begun, module.source(found.operand))]
     for part in turns:
         parts = division(part, module)
         total = operation(parts[1], module) if parts else None
-        if total is None or total[0] != "sum" or total[1] is None or not isinstance(part, ast.BinOp):
+        if total is None or total.name != "sum" or total.operand is None or not isinstance(part, ast.BinOp):
             return ()
-        if set(total[3]) - {"dim", "axis", "keepdim", "keepdims"} or not short(total[1], module):
+        if set(total.keywords) - {"dim", "axis", "keepdim", "keepdims"} or not short(total.operand, module):
             return ()
         renamed = {"axis": "dim", "keepdims": "keepdim"}
-        args = [module.source(a) for a in total[2]]
-        args += [f"{renamed.get(k, k)}={module.source(v)}" for k, v in total[3].items()]
+        args = [module.source(a) for a in total.args]
+        args += [f"{renamed.get(k, k)}={module.source(v)}" for k, v in total.keywords.items()]
         edits.append(module.replace(part, f"{key} - {key}.logsumexp({', '.join(args)})"))
     return (*edits, module.insert_after(loop, f"{key} = {key}.exp()"))
 
@@ -166,9 +172,6 @@ On logarithms each half step is x - logsumexp(x): the largest exponent is subtra
 eps in the divisor does not help against overflow, and clamping the exponent changes the solution.
 """,
     bad="""
-import torch
-
-
 def doubly_stochastic(logits, turns=20):
     m = torch.exp(logits)
     for _ in range(turns):
@@ -177,9 +180,6 @@ def doubly_stochastic(logits, turns=20):
     return m
 """,
     good="""
-import torch
-
-
 def doubly_stochastic(logits, turns=20):
     m = logits
     for _ in range(turns):
@@ -188,9 +188,6 @@ def doubly_stochastic(logits, turns=20):
     return m.exp()
 """,
     miss="""
-import torch
-
-
 def rows(m):
     return m / m.sum(dim=-1, keepdim=True)
 

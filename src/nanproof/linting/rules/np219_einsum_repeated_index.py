@@ -84,23 +84,14 @@ of the 3 and 7 of the matrix product `"nm,md->nd"`. The shapes fit, so nothing i
 gets no gradient and never learns. Where the matrix was meant to mix streams or nodes, they never mix.
 """,
     bad="""
-import torch
-
-
 def mix(weights, streams):
     return torch.einsum("bnn,bnd->bnd", weights, streams)
 """,
     good="""
-import torch
-
-
 def mix(weights, streams):
     return torch.einsum("bnm,bmd->bnd", weights, streams)
 """,
     miss="""
-import torch
-
-
 def mix(weights, streams):
     return torch.einsum("bnn,bnd->bd", weights, streams)  # a sum along the diagonal: may be meant
 """,

@@ -29,9 +29,6 @@ When a sequence is empty, all its keys are padding and softmax of a row of -inf 
 sequence, which is why the rule is off by default; retrieved passages, dialogue history, boxes and neighbors often do.
 """,
     bad="""
-import torch.nn as nn
-
-
 class Attention(nn.Module):
     def forward(self, q, k, v, key_padding_mask):
         scores = q @ k.transpose(-2, -1)
@@ -39,10 +36,6 @@ class Attention(nn.Module):
         return scores.softmax(-1) @ v
 """,
     good="""
-import torch
-import torch.nn as nn
-
-
 class Attention(nn.Module):
     def forward(self, q, k, v, key_padding_mask):
         scores = q @ k.transpose(-2, -1)

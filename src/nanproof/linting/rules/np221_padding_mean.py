@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..numerics import QUOTIENTS
 from ..rule import Found, Rule
 from .np201_masked_mean_empty import means
 
@@ -30,16 +29,10 @@ It is 0 / 0 when every sequence of the batch is empty. That is rare: a filter th
 that got no data. The rule is off by default.
 """,
     bad="""
-import torch
-
-
 def mel_loss(error, mel_mask):
     return (error * mel_mask).sum() / mel_mask.sum()
 """,
     good="""
-import torch
-
-
 def mel_loss(error, mel_mask):
     return (error * mel_mask).sum() / mel_mask.sum().clamp(min=1)
 """,
@@ -47,8 +40,7 @@ def mel_loss(error, mel_mask):
     fix="unsafe",
     fix_note="`.clamp(min=1)` is added to the count; fractional weights would change.",
     default=False,
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
+    nodes=(ast.Div,),
     words=("sum(", "count_nonzero", "nonzero(", "mean("),
     check=check,
 )

@@ -8,66 +8,48 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..purpose import trains
-from ..rule import Found, Rule
-from ..values import called_last, core, operation, scalar, short
+from ..matching import Hit, Match, call, exponent, training
+from ..rule import Moved, Rule
+from ..values import called_last, scalar
 from .np212_softplus_overflow import beside_one
-
-_COUNTS = re.compile(r"position|(^|_)(ids?|counts?|freqs?|num|lens?|lengths?|degrees?|deg|idx|index|steps?)(_|$)", re.I)
 
 if TYPE_CHECKING:
     from ..source import Module
 
-
-def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    if isinstance(node, ast.BinOp):
-        yield from _minus_one(node, module)
-        return
-    found = module.operation(node)
-    if found is None or found[1] is None or found[0] != "log" or module.is_test:
-        return
-    rest = beside_one(found[1], module)
-    if rest is None or scalar(rest, module):
-        return
-    exponential = operation(core(rest, module), module)
-    if exponential is not None and exponential[0] == "exp":
-        return  # NP212
-    if trains(node, module) and not _counted(rest, module):
-        name, needed = module.spell("torch.log1p")
-        text = short(rest, module) or "x"
-        yield Found(
-            node=node,
-            message=f"1 + {text} has lost every {text} below 6e-8 (float16: 5e-4) before the logarithm is taken",
-            help="use torch.log1p(x)",
-            edits=(module.replace(node, f"{name}({module.source(rest)})"), *needed),
-            safe=True,
-        )
+_COUNTS = re.compile(r"position|(^|_)(ids?|counts?|freqs?|num|lens?|lengths?|degrees?|deg|idx|index|steps?)(_|$)", re.I)
+_LOGS = call("log").of(beside_one, lambda h: not scalar(h.operand, h.module), lambda h: exponent(h) is None)
 
 
-def _counted(rest: ast.expr, module: Module) -> bool:
+def _find(node: ast.AST, module: Module) -> Iterator[Hit]:
+    """``torch.log(1 + x)``, and ``torch.exp(x) - 1``."""
+    if not isinstance(node, ast.BinOp):
+        yield from _LOGS.find(node, module)
+    elif isinstance(node.op, ast.Sub) and isinstance(node.right, ast.Constant) and node.right.value == 1:
+        found = module.operation(node.left)
+        if found is not None and found.name == "exp" and found.operand is not None:
+            yield from () if scalar(found.operand, module) else (Hit(node, found.operand, module),)
+
+
+def _counted(hit: Hit) -> bool:
     """Counts and positions, which are whole numbers."""
-    if any(isinstance(p, ast.Call) and called_last(p, module) in ("floor", "round", "ceil") for p in ast.walk(rest)):
-        return True
-    return any(_COUNTS.search(key_of(n)) for n in ast.walk(rest) if key_of(n))
+    parts = list(ast.walk(hit.operand)) if isinstance(hit.node, ast.Call) else []
+    whole = any(isinstance(p, ast.Call) and called_last(p, hit.module) in ("floor", "round", "ceil") for p in parts)
+    return whole or any(_COUNTS.search(key_of(n)) for n in parts if key_of(n))
 
 
-def _minus_one(node: ast.BinOp, module: Module) -> Iterator[Found]:
-    """``torch.exp(x) - 1``."""
-    if not isinstance(node.op, ast.Sub) or not (isinstance(node.right, ast.Constant) and node.right.value == 1):
-        return
-    found = module.operation(node.left)
-    if found is None or found[0] != "exp" or found[1] is None or scalar(found[1], module):
-        return
-    if module.is_test or not trains(node, module):
-        return
-    name, needed = module.spell("torch.expm1")
-    yield Found(
-        node=node,
-        message="exp(x) - 1 has lost every x below 6e-8 (float16: 5e-4) before the 1 is subtracted",
-        help="use torch.expm1(x)",
-        edits=(module.replace(node, f"{name}({module.source(found[1])})"), *needed),
-        safe=True,
+def _better(hit: Hit) -> Moved:
+    name, needed = hit.module.spell("torch.log1p" if isinstance(hit.node, ast.Call) else "torch.expm1")
+    return Moved((hit.module.replace(hit.node, f"{name}({hit.module.source(hit.operand)})"), *needed), safe=True)
+
+
+def _message(hit: Hit) -> str:
+    x = hit.said("x")
+    what = (
+        (f"1 + {x}", "the logarithm is taken")
+        if isinstance(hit.node, ast.Call)
+        else ("exp(x) - 1", "the 1 is subtracted")
     )
+    return f"{what[0]} has lost every {x} below 6e-8 (float16: 5e-4) before {what[1]}"
 
 
 RULE = Rule(
@@ -80,16 +62,10 @@ x = 1e-8 nothing is left: `log(1 + x)` is 0 and so is `exp(x) - 1`, where log1p 
 NaN by it, which is why the rule is off by default.
 """,
     bad="""
-import torch
-
-
 def spectrum_loss(a, b):
     return (torch.log(1 + a) - torch.log(1 + b)).abs().mean()
 """,
     good="""
-import torch
-
-
 def spectrum_loss(a, b):
     return (torch.log1p(a) - torch.log1p(b)).abs().mean()
 """,
@@ -97,8 +73,11 @@ def spectrum_loss(a, b):
     fix="safe",
     fix_note="The value and the gradient stay the same to the rounding of float32, and get better where x is small.",
     default=False,
-    nodes=(ast.Call, ast.BinOp),
-    calls=frozenset({"log"}),
     words=("log", "exp"),
-    check=check,
+    match=Match(_find, (ast.Call, ast.BinOp), frozenset({"log"})),
+    where=training,
+    unless=(_counted,),
+    message=_message,
+    help="use torch.log1p(x), or torch.expm1(x)",
+    edit=_better,
 )

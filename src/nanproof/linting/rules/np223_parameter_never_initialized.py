@@ -122,10 +122,6 @@ function, no in-place method, no loop over its parameters.
 tensors were freed it holds old values, 1e38, or NaN. Three real runs broke on their first step, only on some GPUs.
 """,
     bad="""
-import torch
-import torch.nn as nn
-
-
 class Scale(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -135,10 +131,6 @@ class Scale(nn.Module):
         return x * self.gamma
 """,
     good="""
-import torch
-import torch.nn as nn
-
-
 class Scale(nn.Module):
     def __init__(self, dim):
         super().__init__()

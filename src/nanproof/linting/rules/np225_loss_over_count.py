@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..flow import key_of
-from ..guards import checked, guarded
-from ..numerics import QUOTIENTS, division
-from ..purpose import only_logged, trains
-from ..rule import Found, Rule
+from ..matching import Hit, asked, guarded, quotient, reported, training
+from ..rule import Rule
 from ..training import loss_like
 from ..values import core, cores, number, trail
-
-if TYPE_CHECKING:
-    from ..source import Module
 
 _COUNT = re.compile(
     r"(^|_)(num|n|total|count|sum)_?(of_)?(valid|label(ed|led)?|pos(itives?)?|fg|foreground|loss|masked|target|active|"
@@ -26,52 +19,34 @@ _COUNT = re.compile(
 )
 
 
-def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    parts = division(node, module)
-    if parts is None:
-        return
-    above, below = parts
-    key = key_of(below)
-    last = key.rpartition(".")[2]
-    if not key or not _COUNT.search(last) or key.startswith("self.") or not trains(node, module):
-        return
-    if not _loss(above, node, module) or guarded(below, module) or only_logged(node, module):
-        return
-    keys = {key_of(t) for t in trail(below, module)} - {""}
-    if checked(keys, node, module) or _bounded(below, module):
-        return
-    yield Found(
-        node=node,
-        message=f"the loss is 0 / 0 = NaN for a batch in which {last} is 0",
-        help=f"divide by at least 1: max({last}, 1), or {last}.clamp(min=1) if it is a tensor",
-        about=node,
-    )
+def _count(hit: Hit) -> bool:
+    key = key_of(hit.operand)
+    return bool(_COUNT.search(key)) and not key.startswith("self.")
 
 
-def _loss(above: ast.expr, node: ast.AST, module: Module) -> bool:
-    """Whether a sum of losses stands above: called a loss, or made with reduction="sum"."""
-    owner = module.statement(node)
+def _loss(hit: Hit) -> bool:
+    """Whether a sum of losses is divided: called a loss, or made with reduction="sum"."""
+    owner, above = hit.module.statement(hit.node), hit.over or hit.operand
     stored = getattr(owner, "targets", [getattr(owner, "target", None)])
-    names = [key_of(t) for t in [*trail(above, module), *stored] if t is not None]
+    names = [key_of(t) for t in [*trail(above, hit.module), *stored] if t is not None]
     if any(loss_like(n) for n in names if n):
         return True
-    at = core(above, module)
-    given = {k.arg: k.value for k in at.keywords} if isinstance(at, ast.Call) else {}
-    return isinstance(given.get("reduction"), ast.Constant) and given["reduction"].value == "sum"  # type: ignore[attr-defined]
+    at = core(above, hit.module)
+    given = [k.value for k in at.keywords if k.arg == "reduction"] if isinstance(at, ast.Call) else []
+    return any(isinstance(g, ast.Constant) and g.value == "sum" for g in given)
 
 
-def _bounded(below: ast.expr, module: Module) -> bool:
+def _bounded(hit: Hit) -> bool:
     """A size, or a maximum with a number: never zero where there is data."""
-    for at in cores(below, module):
-        name = module.called(at) if isinstance(at, ast.Call) else ""
-        if name in ("max", "len") or number(at, module) is not None:
+    for at in cores(hit.operand, hit.module):
+        if isinstance(at, ast.BoolOp) or number(at, hit.module) is not None:
             return True
         if isinstance(at, ast.Subscript) and isinstance(at.value, ast.Attribute) and at.value.attr == "shape":
             return True
-        if isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("numel", "size", "get"):
-            return True
-        if isinstance(at, ast.BoolOp):
-            return True
+        if isinstance(at, ast.Call):
+            method = at.func.attr if isinstance(at.func, ast.Attribute) else ""
+            if hit.module.called(at) in ("max", "len") or method in ("numel", "size", "get"):
+                return True
     return False
 
 
@@ -87,23 +62,20 @@ A batch without a single label comes with packing, long prompts that are cut, fi
 sum is 0, the count is 0, and 0 / 0 is NaN in the loss and in every gradient.
 """,
     bad="""
-import torch.nn.functional as F
-
-
 def lm_loss(logits, labels, num_label_tokens):
     loss = F.cross_entropy(logits, labels, reduction="sum")
     return loss / num_label_tokens
 """,
     good="""
-import torch.nn.functional as F
-
-
 def lm_loss(logits, labels, num_label_tokens):
     loss = F.cross_entropy(logits, labels, reduction="sum")
     return loss / max(num_label_tokens, 1)
 """,
     false_alarm="The caller has made sure that there is a label; an assertion before the division says so.",
-    nodes=(ast.BinOp, ast.AugAssign, ast.Call),
-    calls=QUOTIENTS,
-    check=check,
+    match=quotient().of(_count),
+    where=training,
+    unless=(lambda h: not _loss(h), guarded, reported, asked, _bounded),
+    message=lambda h: f"the loss is 0 / 0 = NaN for a batch in which {h.said('the count')} is 0",
+    help="divide by at least 1: max(n, 1), or n.clamp(min=1) if it is a tensor",
+    about=lambda h: h.node,
 )

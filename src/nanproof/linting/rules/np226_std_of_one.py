@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..flow import key_of
 from ..guards import checked
+from ..matching import Hit, call, not_aside, reported
 from ..numerics import boolean, named_mask
-from ..purpose import aside, only_logged
-from ..rule import Change, Found, Rule
-from ..values import called_last, core, short
-
-if TYPE_CHECKING:
-    from ..source import Module
+from ..rule import Change, Rule
+from ..values import called_last, core
 
 
-def check(node: ast.Call, module: Module) -> Iterator[Found]:
-    found = module.operation(node)
-    if found is None or found[0] not in ("std", "var") or found[1] is None or aside(node, module):
-        return
-    if (
-        {"unbiased", "correction"} & set(found[3])
-        or found[2]
-        or found[3].get("dim") is not None
-        or only_logged(node, module)
-    ):
-        return
-    operand = core(found[1], module)
-    why = _few(operand, module)
-    keys = {key_of(n) for n in [*ast.walk(found[1]), *ast.walk(operand)]} - {""}
-    if not why or checked(keys, node, module) or _measured(keys, node, module):
-        return
-    yield Found(
-        node=node,
-        message=f"the {found[0]} of {short(operand, module) or why} is NaN when it holds one element; "
-        "an eps added to it does not help",
-        help="test the count first, or use correction=0, which gives 0 for one element",
-        edits=_fix(node, found[2], module),
-    )
+def _whole(hit: Hit) -> bool:
+    """Over everything, with the default correction."""
+    found = hit.module.operation(hit.node)
+    return found is not None and not found.args and not {"unbiased", "correction", "dim"} & set(found.keywords)
 
 
-def _few(operand: ast.expr, module: Module) -> str:
+def _few(hit: Hit) -> str:
     """Why there may be one element only: a selection, or a list that was collected."""
+    module, operand = hit.module, core(hit.operand, hit.module)
     if isinstance(operand, ast.Subscript) and (
         boolean(operand.slice, module) or named_mask(key_of(operand.slice).rpartition(".")[2])
     ):
@@ -58,21 +35,21 @@ def _few(operand: ast.expr, module: Module) -> str:
     return ""
 
 
-def _measured(keys: set[str], node: ast.AST, module: Module) -> bool:
-    """Whether ``len(group)`` is asked for in a condition before."""
-    scope = module.function(node)
-    for call in module.calls("len", "numel"):
-        inside = any(isinstance(p, ast.If | ast.IfExp | ast.Assert) for p in module.parents(call))
-        if inside and module.function(call) is scope and keys & {key_of(n) for n in ast.walk(call)}:
-            return True
-    return False
+def _counted(hit: Hit) -> bool:
+    """Whether a test asks about it, or ``len(group)`` is asked for in a condition before."""
+    module = hit.module
+    keys = {key_of(n) for e in (hit.operand, core(hit.operand, module)) for n in ast.walk(e)} - {""}
+    if checked(keys, hit.node, module):
+        return True
+    scope = module.function(hit.node)
+    lengths = [c for c in module.calls("len", "numel") if module.function(c) is scope]
+    tested = [c for c in lengths if any(isinstance(p, ast.If | ast.IfExp | ast.Assert) for p in module.parents(c))]
+    return any(keys & {key_of(n) for n in ast.walk(c)} for c in tested)
 
 
-def _fix(node: ast.Call, given: list[ast.expr], module: Module) -> tuple[Change, ...]:
-    text = module.source(node)
-    if given or not text.endswith(")"):
-        return ()
-    return (module.replace(node, f"{text[:-1]}{'' if text.endswith('()') else ', '}correction=0)"),)
+def _corrected(hit: Hit) -> tuple[Change, ...]:
+    text = hit.module.source(hit.node)
+    return (hit.module.replace(hit.node, f"{text[:-1]}{'' if text.endswith('()') else ', '}correction=0)"),)
 
 
 RULE = Rule(
@@ -87,17 +64,11 @@ With the default correction of 1 the deviation of one element is 0 / 0 = NaN. `(
 Groups of one come with the last batch, with a prompt whose other answers were filtered out, with one valid pixel.
 """,
     bad="""
-import torch
-
-
 def advantages(groups, index, reward):
     scores = torch.tensor(groups[index])
     return (reward - scores.mean()) / (scores.std() + 1e-6)
 """,
     good="""
-import torch
-
-
 def advantages(groups, index, reward):
     scores = torch.tensor(groups[index])
     return (reward - scores.mean()) / (scores.std(correction=0) + 1e-6)
@@ -105,7 +76,13 @@ def advantages(groups, index, reward):
     false_alarm="Every group has two elements or more, by construction.",
     fix="unsafe",
     fix_note="`correction=0` is added: for n elements the deviation shrinks by the factor sqrt((n - 1) / n).",
-    nodes=(ast.Call,),
-    calls=frozenset({"std", "var"}),
-    check=check,
+    match=call("std", "var").of(_whole, _few),
+    where=not_aside,
+    unless=(reported, _counted),
+    doubt=(lambda h: h.why == "a selection",),
+    message=lambda h: (
+        f"the deviation of {h.said(h.why)} is NaN when it holds one element; an eps added to it does not help"
+    ),
+    help="test the count first, or use correction=0, which gives 0 for one element",
+    edit=_corrected,
 )

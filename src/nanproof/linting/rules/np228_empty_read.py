@@ -67,9 +67,6 @@ RULE = Rule(
 by `total += x` works in a test, and adds to old values, 1e38 or NaN once memory is reused.
 """,
     bad="""
-import torch
-
-
 def pool(chunks, dim):
     total = torch.empty(dim)
     for chunk in chunks:
@@ -77,9 +74,6 @@ def pool(chunks, dim):
     return total
 """,
     good="""
-import torch
-
-
 def pool(chunks, dim):
     total = torch.zeros(dim)
     for chunk in chunks:

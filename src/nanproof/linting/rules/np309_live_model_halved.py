@@ -49,6 +49,10 @@ def _to_half(node: ast.Call, module: Module) -> bool:
 
 def _copied(on: ast.AST, module: Module) -> bool:
     made = [on, *module.origins(on)]
+    if isinstance(on, ast.Name) and any(
+        isinstance(c.func, ast.Name) and c.func.id[:1].isupper() for m in made for c in calls_in(m)
+    ):
+        return True  # made here, around the model or for itself
     return any(
         last_name(c) in ("deepcopy", "copy", "clone", "from_pretrained", "load") for m in made for c in calls_in(m)
     )
@@ -83,9 +87,6 @@ float16: small updates are rounded away, Adam's eps is 0, activations overflow. 
 each weight, at every save. Casting back with `.float()` does not bring the digits back.
 """,
     bad="""
-import torch
-
-
 def train(model, optimizer, loader):
     for step, x in enumerate(loader):
         model(x).mean().backward()
@@ -96,8 +97,6 @@ def train(model, optimizer, loader):
 """,
     good="""
 import copy
-
-import torch
 
 
 def train(model, optimizer, loader):

@@ -1,0 +1,219 @@
+"""Rules as declarations: what to match, where it matters, what makes it harmless, what makes it doubtful.
+
+    RULE = Rule(
+        ...,
+        match=call("log").of(lambda h: probability(h.operand, h.module) is not None),
+        where=training, unless=(guarded, asked, reported), doubt=(constant,),
+        message=lambda h: f"the logarithm of {h.said('p')} is -inf where it is zero", edit=add_eps,
+    )
+
+A `Match` finds `Hit`s, each with the operand that decides; `of` narrows it: a test keeps or drops a hit, an expression
+that it returns is the next operand, a text says why the operand is bad. Tests are plain functions of a hit.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from . import gradients, guards, numerics, purpose
+from .flow import key_of
+from .names import Operation
+from .values import core, number, operation, scalar, short, trail
+
+if TYPE_CHECKING:
+    from .rule import Change
+    from .source import Module
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One place where a rule matches."""
+
+    node: ast.AST
+    """What is reported."""
+    operand: ast.expr
+    """What decides whether it goes wrong: the divisor, what stands under a root."""
+    module: Module
+    over: ast.expr | None = None
+    """What is divided by the operand."""
+    why: str = ""
+    """What is wrong with the operand, in words."""
+    within: ast.expr | None = None
+    """The operand before `of` has narrowed it."""
+
+    def said(self, otherwise: str) -> str:
+        """The operand for a message, if it is short."""
+        return short(self.operand, self.module) or otherwise
+
+    @property
+    def outer(self) -> ast.expr:
+        return self.within if self.within is not None else self.operand
+
+    @property
+    def keys(self) -> set[str]:
+        """The names that the operand has on its way."""
+        return {key_of(t) for e in (self.outer, self.operand) for t in trail(e, self.module)} - {""}
+
+
+Test = Callable[[Hit], bool]
+Answer = bool | str | ast.expr | None
+Edits = Callable[[Hit], "tuple[Change, ...]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A kind of place in the code, and how to find the operand there."""
+
+    find: Callable[[ast.AST, Module], Iterator[Hit]]
+    nodes: tuple[type[ast.AST], ...]
+    calls: frozenset[str] = frozenset()
+
+    def of(self, *tests: Callable[[Hit], Answer]) -> Match:
+        """Only hits whose operand passes every test; what a test returns may be the next operand, or the reason."""
+        return replace(self, find=partial(_narrowed, self.find, tests))
+
+
+def _narrowed(
+    find: Callable[[ast.AST, Module], Iterator[Hit]], tests: tuple[Callable[[Hit], Answer], ...], node: ast.AST,
+    module: Module,
+) -> Iterator[Hit]:  # fmt: skip
+    for hit in find(node, module):
+        for test in tests:
+            answer = test(hit)
+            if isinstance(answer, ast.expr):
+                hit = replace(hit, operand=answer, within=hit.outer)
+            elif isinstance(answer, str) and answer:
+                hit = replace(hit, why=answer)
+            elif not answer:
+                break
+        else:
+            yield hit
+
+
+def call(*names: str) -> Match:
+    """An operation with one of these names, in function or method form; the operand is what it is taken of."""
+    wanted = frozenset(names)
+
+    def find(node: ast.AST, module: Module) -> Iterator[Hit]:
+        found = module.operation(node)
+        if found is not None and found.name in wanted and found.operand is not None:
+            yield Hit(node, found.operand, module)
+
+    return Match(find, (ast.Call,), wanted)
+
+
+def quotient() -> Match:
+    """A division, however it is written; the operand is the divisor."""
+
+    def find(node: ast.AST, module: Module) -> Iterator[Hit]:
+        parts = numerics.division(node, module)
+        if parts is not None:
+            yield Hit(node, parts[1], module, over=parts[0])
+
+    return Match(find, (ast.Div,))
+
+
+def power(fits: Callable[[float], bool], *roots: str) -> Match:
+    """A power with a fixed exponent that fits, or one of these roots; the operand is the base."""
+
+    def find(node: ast.AST, module: Module) -> Iterator[Hit]:
+        found = operation(node, module)
+        if found is None or found.operand is None:
+            return
+        exponent = number(found.args[0], module) if found.name in ("pow", "pow_") and found.args else None
+        if found.name in roots or (exponent is not None and fits(exponent) and not scalar(found.operand, module)):
+            yield Hit(node, found.operand, module)
+
+    return Match(find, (ast.Call, ast.BinOp), frozenset({*roots, "pow", "pow_"}))
+
+
+# --- what an operand is -----------------------------------------------------------------------------------------------
+
+
+def held(hit: Hit) -> Operation | None:
+    """The operation that the operand is, names and shapes followed."""
+    return operation(core(hit.operand, hit.module), hit.module)
+
+
+def exponent(hit: Hit) -> ast.expr | None:
+    """The exponent, if the operand is an exponential."""
+    found = held(hit)
+    return found.operand if found is not None and found.name == "exp" else None
+
+
+# --- where it matters -------------------------------------------------------------------------------------------------
+
+
+def training(hit: Hit) -> bool:
+    """In a loss, a forward pass or a training step."""
+    return purpose.trains(hit.node, hit.module)
+
+
+def not_aside(hit: Hit) -> bool:
+    """Anywhere but in metrics, logging, sampling, data and places without gradients."""
+    return not purpose.aside(hit.node, hit.module)
+
+
+def in_loss(hit: Hit) -> bool:
+    return purpose.in_loss(hit.node, hit.module)
+
+
+def outside_loss(hit: Hit) -> bool:
+    return not purpose.in_loss(hit.node, hit.module)
+
+
+# --- what makes it harmless, or doubtful ------------------------------------------------------------------------------
+
+
+def guarded(hit: Hit) -> bool:
+    """Kept away from zero: an eps, a lower bound, a replacement of zeros."""
+    return guards.guarded(hit.outer, hit.module)
+
+
+def asked(hit: Hit) -> bool:
+    """A test before it asks about the operand."""
+    return guards.checked(hit.keys, hit.node, hit.module)
+
+
+def asked_about_parts(hit: Hit) -> bool:
+    """A test before it asks about the operand, or about anything that it is written with."""
+    parts = (hit.outer, hit.operand, core(hit.outer, hit.module))
+    keys = {key_of(n) for e in parts for n in ast.walk(e)} - {""}
+    return guards.checked(hit.keys | keys, hit.node, hit.module)
+
+
+def reported(hit: Hit) -> bool:
+    """Only logged, never trained on."""
+    return purpose.only_logged(hit.node, hit.module)
+
+
+def constant(hit: Hit) -> bool:
+    """Made of numbers, sizes, buffers and schedules alone."""
+    return gradients.constant(hit.operand, hit.module)
+
+
+def written_into(hit: Hit) -> bool:
+    """Something is written into the operand before: ``n[n == 0] = 1``."""
+    return any(key_of(t) and guards.changed_in_place(t, hit.module) for t in trail(hit.outer, hit.module))
+
+
+def in_test(hit: Hit) -> bool:
+    return hit.module.is_test
+
+
+# --- what to write instead --------------------------------------------------------------------------------------------
+
+
+def replaced(text: str, *kinds: type[ast.expr]) -> Edits:
+    """Put a text in the place of the outer operand, which it names ``{x}``, if that is one of these kinds."""
+
+    def edit(hit: Hit) -> tuple[Change, ...]:
+        if kinds and not isinstance(hit.outer, kinds):
+            return ()
+        return (hit.module.replace(hit.outer, text.format(x=hit.module.source(hit.outer))),)
+
+    return edit
