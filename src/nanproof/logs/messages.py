@@ -90,6 +90,7 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
         r"\b(?:resuming|resumed|continuing|restoring|restored)\b(?! *(?:=|: *(?:none|false)))"
         rf".{{0,60}}?\b(?:from|training|states?|checkpoint|run|at)\b(?:.{{0,120}}?\b{_STEP})?",
     ),
+    ("", "resume", rf"\bresume from (?:\S+\.(?:pth?|ckpt|tar|bin|safetensors)\b|{_STEP}|(?:the )?checkpoint\b)"),
     ("", "resume", rf"\bload(?:ed|ing) (?:\w+ )?checkpoint(?! shards)\b(?:.{{0,200}}?\b{_STEP})?"),
     ("", "checkpoint", r"\b(?:sav(?:ing|ed)|wrote|writing)\b.{0,40}\b(?:checkpoint|model|state|weights)s?\b"),
     ("", "checkpoint", r"\bcheckpoint (?:was )?(?:saved|written)"),
