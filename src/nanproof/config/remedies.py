@@ -103,12 +103,21 @@ def _precision(case: Case) -> Iterator[Answer]:
         yield Refusal(what="precision", why=f"{evidence[0]}; which format is right depends on the GPU: --fact gpu=A100")
         return
     target = "bf16" if machine.bf16 and computes == "float16" else "fp32"
-    reason = (
-        f"{machine.name} has bfloat16, which has the range of float32"
-        if target == "bf16"
-        else "the way that always works"
-    )
+    reason = f"{machine.name} has bfloat16, which has the range of float32"
+    if target == "bf16" and not _can_switch(case):
+        target, reason = "fp32", f"float32: {machine.name} has bfloat16, but this config has no key that turns it on"
+    elif target == "fp32":
+        reason = f"float32: {machine.name} has no bfloat16" if not machine.bf16 else "float32 always works"
     yield from set_precision(case, target, f"{reason}{_cost(case, target)}", evidence)
+
+
+def _can_switch(case: Case) -> bool:
+    """Whether bfloat16 can be asked for here: by a key that is there, or one that the reader of the config knows."""
+    held = case.value("fp16")
+    nested = held is not None and held.key.endswith("fp16.enabled")  # DeepSpeed's; bf16.enabled is its twin
+    known = case.dialect in ("transformers", "deepspeed", "accelerate") or case.effective.stack == "transformers"
+    keys = ("bf16", "train_dtype", "mixed_precision")
+    return nested or known or any(case.value(k) is not None for k in keys)
 
 
 def _switch_off(case: Case, evidence: list[str]) -> Iterator[Answer]:
@@ -135,6 +144,8 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
         held = case.value(concept)
         if held is not None and not held.key.startswith("deepspeed.") and is_on(held) != wanted:
             keys[held.key] = wanted
+        elif held is None and wanted and (fp16 := case.value("fp16")) is not None and fp16.key.endswith("fp16.enabled"):
+            keys[fp16.key.removesuffix("fp16.enabled") + "bf16.enabled"] = True
         elif held is None and wanted and "transformers" in (case.dialect, case.effective.stack):
             keys[case.key(concept) or concept] = True
     for named in (case.value("train_dtype"), case.value("mixed_precision")):  # autocast takes its dtype from this key
@@ -145,8 +156,9 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
         keys[loaded.key] = "bfloat16" if target == "bf16" else "float32"
     word = case.value("mixed_precision")
     if word is not None and word.key not in keys:
+        full = "fp32" if word.name.endswith("dtype") else "no"
         names = (
-            {"bf16": "bf16-mixed", "fp32": "32-true"} if word.name == "precision" else {"bf16": "bf16", "fp32": "no"}
+            {"bf16": "bf16-mixed", "fp32": "32-true"} if word.name == "precision" else {"bf16": "bf16", "fp32": full}
         )
         keys[word.key] = names[target]
     changed = {k: v for k, v in keys.items() if (held := case.settings.get(k)) is None or held.value != v}

@@ -23,6 +23,7 @@ from ...config.value import Settings
 from ..bugs import read_versions
 from ..evidence import Fact
 from ..machines import find_family, read_hardware
+from .part import shorten
 
 Plain = str | float | bool
 LOG, COMMAND, RUN_CONFIG, CONFIG, CODE, DEFAULT = range(6)
@@ -85,7 +86,9 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        return f"{self.value:g}" if isinstance(self.value, float) else str(self.value).lower()
+        if isinstance(self.value, bool):
+            return str(self.value).lower()
+        return f"{self.value:g}" if isinstance(self.value, float) else self.value
 
 
 def read_header(text: str, name: str) -> Iterator[Setting]:
@@ -175,7 +178,7 @@ def read_settings(settings: Settings, name: str, root: Path, rank: int) -> Itera
     """The settings of a config or launch script that was loaded."""
     for value in settings:
         if value.known:
-            where = value.where.replace(f"{root}/", "") if value.path else name
+            where = shorten(value.where, root) if value.path else name
             yield from interpret(value.key, value.value, where, rank)
 
 

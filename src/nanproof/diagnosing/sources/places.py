@@ -83,6 +83,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
         notes.append(f"{len(left)} other {word} not read: {', '.join(left[:3])}")
     files = [f for f in files if not any(_within(f, root / name) for name in left)]
     project = _project(root, files)
+    project = Path(os.path.relpath(project)) if project is not None and not root.is_absolute() else project
     around = [f for f in _walk([project], depth=3) if not _in_run(f, project)] if project is not None else []
     if project is not None:
         notes.append(f"code and configs are those of {os.path.relpath(project)}")

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ...floats import format_of
-from ...logs import Series
+from ...logs import Column, Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.moments.moment import MomentKind
 from ...logs.timeline import Timeline
@@ -43,7 +43,7 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     onset = _onset(series, story, each_step)
     if onset is not None:
         yield Fact(name="onset", value=onset[0], where=name, words=onset[1])
-    if story.outcome == "healthy" and series.loss is not None and len(series.loss) >= 20:
+    if story.outcome == "healthy" and series.loss is not None and len(series.loss) >= 20 and _learns(series.loss):
         yield fact("run-healthy", words="the log shows a run that is finite and learns")
     if story.outcome in ("healthy", "useless") and series.loss is not None and len(series.loss) >= 20:
         yield fact("loss-finite", words=f"all {series.loss.total:,} losses are finite")
@@ -53,6 +53,14 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
                 yield Fact(name="about", value=found.value, where=name, words=f"column {column}")
     yield from (fact(f, m) for f, m in _more(series, story))
     yield from (fact(f, words=w) for f, w in _bounds(series))
+
+
+def _learns(loss: Column) -> bool:
+    """Whether the loss is no higher at the end than it was; below zero it is a likelihood or a reward."""
+    values = loss.values[~loss.bad]
+    quarter = max(2, len(values) // 4)
+    first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
+    return last <= first or ((first - last) < 0.02 * abs(first) and loss.steps[0] > 1_000 and last <= 1.02 * first)
 
 
 def _more(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
