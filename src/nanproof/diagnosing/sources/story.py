@@ -302,10 +302,11 @@ def _norms(series: Series) -> Iterator[tuple[str, str]]:
     if norm is None:
         return
     values = norm.values[~norm.bad]
-    if len(values) < 12:
-        return
-    if values.min() == values.max() and values[0] > 0:
+    exact = len(repr(float(values[0]))) > 8 if len(values) else False  # many digits: no chance
+    if len(values) >= (4 if exact else 12) and values.min() == values.max() and values[0] > 0:
         yield "constant-grad-norm", f"{norm.name} is {values[0]:.6g} at all {len(values):,} points"
+        return
+    if len(values) < 12:
         return
     if 0 < np.median(values) < 1e-4:
         yield "grad-norm-tiny", f"the median of {norm.name} is {np.median(values):.2g}"
@@ -385,9 +386,11 @@ def _at_peak(series: Series, first: Told) -> str:
 
 def _sudden(series: Series, story: Timeline) -> bool:
     """Whether it broke out of a level course: ten good points before, and nothing that grew, leapt or drifted."""
-    loss = series.loss
     first = next((m for m in story.of("nonfinite", "hidden-nan") if _counts(series, m)), None)
-    if first is None or loss is None or int((loss.rows < first.row).sum()) < 10:
+    if first is None:
+        return False
+    loss = series.loss if series.loss is not None else series.columns[first.column]
+    if int((loss.rows < first.row).sum()) < 10:
         return False
     return not story.of("growth", "divergence") and not [m for m in story.of("spike") if not m.benign]
 
