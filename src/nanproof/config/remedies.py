@@ -113,11 +113,8 @@ def _precision(case: Case) -> Iterator[Answer]:
 
 def _can_switch(case: Case) -> bool:
     """Whether bfloat16 can be asked for here: by a key that is there, or one that the reader of the config knows."""
-    held = case.value("fp16")
-    nested = held is not None and held.key.endswith("fp16.enabled")  # DeepSpeed's; bf16.enabled is its twin
     known = case.dialect in ("transformers", "deepspeed", "accelerate") or case.effective.stack == "transformers"
-    keys = ("bf16", "train_dtype", "mixed_precision")
-    return nested or known or any(case.value(k) is not None for k in keys)
+    return known or any(case.value(k) is not None for k in ("bf16", "train_dtype", "mixed_precision"))
 
 
 def _switch_off(case: Case, evidence: list[str]) -> Iterator[Answer]:
@@ -137,6 +134,8 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
     deepspeed = [k for k in ("fp16", "bf16", "bfloat16") if f"deepspeed.{k}.enabled" in case.settings]
     for name in deepspeed:
         keys[f"deepspeed.{name}.enabled"] = target == "bf16" and name != "fp16"
+    if deepspeed == ["fp16"] and target == "bf16":
+        keys["deepspeed.bf16.enabled"] = True
     if "accelerate.mixed_precision" in case.settings:
         keys["accelerate.mixed_precision"] = "bf16" if target == "bf16" else "no"
     for concept in ("fp16", "bf16"):
@@ -144,8 +143,6 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
         held = case.value(concept)
         if held is not None and not held.key.startswith("deepspeed.") and is_on(held) != wanted:
             keys[held.key] = wanted
-        elif held is None and wanted and (fp16 := case.value("fp16")) is not None and fp16.key.endswith("fp16.enabled"):
-            keys[fp16.key.removesuffix("fp16.enabled") + "bf16.enabled"] = True
         elif held is None and wanted and "transformers" in (case.dialect, case.effective.stack):
             keys[case.key(concept) or concept] = True
     for named in (case.value("train_dtype"), case.value("mixed_precision")):  # autocast takes its dtype from this key

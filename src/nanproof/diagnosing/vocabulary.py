@@ -121,8 +121,8 @@ SIGNS: Mapping[str, str] = {
 
 BREAKS = (
     "checkpoint-unreadable", "collective-timeout", "ctc-term-bad", "distribution-failed", "loss-infinite-first",
-    "loss-ran-away", "lr-negative", "nan-from-first-row", "labels-out-of-range", "unscale-error", "kernel-not-
-    built", "loss-turned-zero",
+    "loss-ran-away", "lr-negative", "nan-from-first-row", "labels-out-of-range", "unscale-error",
+    "kernel-not-built", "loss-turned-zero",
 )  # fmt: skip
 """Signs that by themselves show that a run broke."""
 

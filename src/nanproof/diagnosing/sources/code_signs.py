@@ -252,9 +252,8 @@ def _filtered_means(tree: ast.AST, checked: list[_Checked], name: str) -> Iterat
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         chosen: dict[str, str] = {}  # names that hold only what passed, and the condition
-        for node in sorted(
-            (n for n in ast.walk(function) if hasattr(n, "lineno")), key=lambda n: (n.lineno, n.col_offset)
-        ):
+        nodes = [n for n in ast.walk(function) if isinstance(n, ast.Assign | ast.Call)]
+        for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 mask = _mask_in(node.value, chosen)
                 target = node.targets[0].id
@@ -265,12 +264,8 @@ def _filtered_means(tree: ast.AST, checked: list[_Checked], name: str) -> Iterat
             if isinstance(node, ast.Call) and (mask := _averages(node, chosen)):
                 inner = max((c for c in checked if c.first <= node.lineno <= c.last), key=lambda c: c.first)
                 if not any(re.search(rf"\b{re.escape(mask)}\b", n) for n in inner.names):
-                    yield _fact(
-                        "divides-by-count",
-                        name,
-                        node,
-                        f"`{ast.unparse(node)[:90]}` is NaN where `{mask}` lets nothing through",
-                    )
+                    words = f"`{ast.unparse(node)[:90]}` is NaN where `{mask}` lets nothing through"
+                    yield _fact("divides-by-count", name, node, words)
                     return
 
 
