@@ -169,7 +169,7 @@ def codes(folder: Path, seed: int, count: int, canary: Path) -> Iterator[Piece]:
     }  # fmt: skip
     for name, data in crafted.items():
         yield _write(folder, "code", name, data, bad=True)
-    fixtures = sorted((TESTS / "lint" / "fixtures").glob("np*.py"))
+    fixtures = sorted((TESTS / "linting" / "fixtures").glob("np*.py"))
     chosen = {f"{i}.py": p.read_bytes() for i, p in enumerate(random.Random(f"code:{seed}").sample(fixtures, 12))}
     yield from _mutants(folder, "code", chosen, seed, count)
 
@@ -351,7 +351,7 @@ def requests(host: str, token: str, seed: int, count: int) -> Iterator[tuple[byt
 def ask(host: str, port: int, data: bytes, seconds: float = 1) -> bytes:
     """Send bytes and read what comes back; to half a request nothing comes."""
     answer = b""
-    with socket.create_connection((host, port), timeout=20) as line, suppress(ConnectionError, TimeoutError):
+    with socket.create_connection((host, port), timeout=300) as line, suppress(ConnectionError, TimeoutError):
         line.settimeout(seconds)
         line.sendall(data)
         while len(answer) < 1 << 20 and (part := line.recv(1 << 16)):
@@ -380,7 +380,7 @@ def pester(folder: Path, seed: int, count: int) -> Score:
             if unwelcome and token.encode() in answer:
                 score.executions.append(f"{name}: the answer gives the token away")
         good = f"GET /{token}/runs HTTP/1.1\r\nHost: {own}\r\nConnection: close\r\n\r\n".encode()
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not (alive := ask(host, port, good, 10)[9:12] == b"200") and time.monotonic() < end:
             time.sleep(0.2)
         if not alive:

@@ -12,7 +12,7 @@ from chaos.workers import TrialError, Workers
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with Workers(deadline=10) as crew:
+    with Workers(deadline=300) as crew:
         yield crew
 
 

@@ -111,7 +111,7 @@ def test_no_verb_lets_a_name_out_of_a_file_act(tmp_path: Path, ascii_only: bool)
 
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], input=json.dumps(VERBS), capture_output=True, cwd=tmp_path,
-        timeout=250, text=True, encoding="utf-8", errors="surrogateescape",
+        timeout=600, text=True, encoding="utf-8", errors="surrogateescape",
         env=os.environ | {"PYTHONIOENCODING": "ascii:strict" if ascii_only else "utf-8", "COLUMNS": "120"},
     )  # fmt: skip
     assert run.stdout.count("<<end>>") == len(VERBS), run.stderr[-2000:]
@@ -132,7 +132,7 @@ def test_a_terminal_gets_our_colors_and_no_others(tmp_path: Path) -> None:
         [sys.executable, "-m", "nanproof", "scan", "model.pt"], stdout=side, stderr=side, stdin=side, cwd=tmp_path,
         env=os.environ | {"TERM": "xterm"},
     )  # fmt: skip
-    process.wait(timeout=120)
+    process.wait(timeout=600)
     os.close(side)
     shown = b""
     while True:

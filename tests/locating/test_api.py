@@ -222,7 +222,7 @@ def cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_an_incident_of_another_process_is_played_again(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    died = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    died = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=600, check=False)
     assert died.returncode == 66
     assert b"GuardStop" in died.stderr
     incident = "run/incidents/000001"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-import torch.multiprocessing as mp
+from support.forked import context
 
 
 def _main(fn: Callable[..., Any], rank: int, world: int, store: str, args: tuple[Any, ...], results: Any) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.update(OMP_NUM_THREADS="1", RANK=str(rank), WORLD_SIZE=str(world))  # as a launcher would
     import torch
     import torch.distributed as dist
 
@@ -32,26 +33,27 @@ def _main(fn: Callable[..., Any], rank: int, world: int, store: str, args: tuple
 
 def on_ranks(fn: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 600, check: bool = True) -> list[Any]:
     """What ``fn(rank, *args)`` returns on every rank; with ``check=False`` errors are returned as text."""
-    context = mp.get_context("spawn")
-    results = context.Queue()
+    forked = context()
+    results = forked.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")  # noqa: PTH118
         workers = [
-            context.Process(target=_main, args=(fn, r, world, store, args, results), daemon=True) for r in range(world)
+            forked.Process(target=_main, args=(fn, r, world, store, args, results), daemon=True) for r in range(world)
         ]
         for worker in workers:
             worker.start()
         found: dict[int, tuple[bool, Any]] = {}
         try:
-            while len(found) < world:
-                rank, ok, value = results.get(timeout=timeout)
-                found[rank] = (ok, value)
-                if not ok and check:
-                    break
-        except queue.Empty:
-            raise AssertionError(
-                f"ranks {sorted(set(range(world)) - set(found))} gave no answer in {timeout} s"
-            ) from None
+            limit = time.monotonic() + timeout
+            while len(found) < world and (not check or all(ok for ok, _ in found.values())):
+                dead = [r for r in range(world) if r not in found and workers[r].exitcode is not None]
+                try:
+                    rank, ok, value = results.get(timeout=5)
+                    found[rank] = (ok, value)
+                except queue.Empty:
+                    missing = sorted(set(range(world)) - set(found))
+                    assert time.monotonic() < limit, f"ranks {missing} gave no answer in {timeout} s"
+                    assert not dead, f"ranks {dead} ended without an answer"
         finally:
             for worker in workers:
                 worker.join(timeout=10)

@@ -94,7 +94,7 @@ def test_a_process_that_has_the_log_open_for_writing_is_seen(tmp_path: Path) -> 
             assert signs_of(log).open is seen
         finally:
             child.send_signal(signal.SIGKILL)
-            child.communicate(timeout=60)
+            child.communicate(timeout=600)
 
 
 @given(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
+from ..launch import rank_and_world
 from .layout import Checkpoint, discover
 from .part import Part, PartResult
 from .report import ScanReport
@@ -17,10 +18,7 @@ from .sweep import Progress
 
 def world() -> tuple[int, int]:
     """This process's rank and how many there are; (0, 1) outside of torchrun."""
-    try:
-        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
+    rank, size = rank_and_world()
     return (rank, size) if size > 1 and "MASTER_ADDR" in os.environ else (0, 1)
 
 
@@ -30,7 +28,8 @@ class Group:
     def __init__(self) -> None:
         import torch.distributed as dist
 
-        dist.init_process_group("gloo", timeout=timedelta(days=1))
+        rank, size = world()
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(days=1))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._dist: Any = dist
 

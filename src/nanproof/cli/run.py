@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ..launch import is_first_process
 from ..text import show
 from .shell import Screen, verb
 
@@ -76,7 +76,7 @@ def command(
     options.check()
     if nproc is None and nnodes > 1:
         raise UsageError("--nnodes needs --nproc", hint="say how many processes each machine has: --nproc 8")
-    first = int(os.environ.get("RANK", "0")) == 0
+    first = is_first_process()
     if nproc is not None:
         from ..run.torchrun import launch, torchrun_command
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..launch import is_first_process
 from ..text import style
 from .shell import Screen, verb
 
@@ -87,7 +87,7 @@ def _smoke_script(
     from ..run.smoke.script import smoke_program
 
     ours = sys.stdout
-    first = int(os.environ.get("RANK", "0")) == 0
+    first = is_first_process()
 
     def report(found: SmokeReport, outcome: Outcome) -> None:
         sys.stdout.flush()

@@ -62,6 +62,8 @@ class Search:
     def find(self, location: Location | None) -> bool:
         """Whether islands were found that make the step finite, and whose results fit the weights' dtype."""
         known = self._place(location) if location is not None and location.reproduced else None
+        if self.lockstep and self._ranks.any(known is not None):  # all ranks replay together, or none does
+            known = known or _Place()
         for _ in range(TRIALS):
             place = self._agree(known if known is not None else self._look())
             known = None

@@ -95,12 +95,27 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refuse
 
 
+class _KeepsBuckets:
+    """DDP's reducer, except that it leaves its buckets: after its first backward it rebuilds them with a broadcast."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
 @contextmanager
 def _alone(module: nn.parallel.DistributedDataParallel) -> Iterator[None]:
-    """DDP neither broadcasts buffers nor reduces gradients, as in its own no_sync()."""
-    backward, forward = module.require_backward_grad_sync, module.require_forward_param_sync
+    """DDP neither broadcasts buffers nor reduces gradients, as in its own no_sync(), nor agrees on buckets."""
+    backward, forward, reducer = module.require_backward_grad_sync, module.require_forward_param_sync, module.reducer
     module.require_backward_grad_sync = module.require_forward_param_sync = False
+    module.reducer = _KeepsBuckets(reducer)  # type: ignore[assignment]
     try:
         yield
     finally:
         module.require_backward_grad_sync, module.require_forward_param_sync = backward, forward
+        module.reducer = reducer

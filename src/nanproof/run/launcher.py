@@ -19,6 +19,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import GuardStop, NanproofError, UsageError
+from ..launch import is_first_process
 from .children import after_fork, watch_children
 from .import_hooks import ImportHooks
 from .options import Options
@@ -121,7 +122,7 @@ class Stage:
         """What is known while the program runs."""
         session = self._session
         attachment = session.attachment if session is not None else None
-        if self._options.child or not _is_first():
+        if self._options.child or not is_first_process():
             return
         self._record.write(
             self._options.run_dir,
@@ -178,7 +179,7 @@ class Stage:
 
     def _write_end(self, outcome: Outcome) -> None:
         """What happened, beside the run's log: run.json, or run.r1.json and so on for other ranks."""
-        if not outcome.guarded and (self._options.child or not _is_first()):
+        if not outcome.guarded and (self._options.child or not is_first_process()):
             return
         folder, name = self._options.run_dir, "run.json"
         if outcome.guarded:
@@ -187,7 +188,7 @@ class Stage:
             if rank or of_ranks:
                 name = f"run.r{rank}.json"
             elif not self._options.child:
-                folder = self._options.run_dir if self._options.run_dir_given or _is_first() else folder
+                folder = self._options.run_dir if self._options.run_dir_given or is_first_process() else folder
         fields = dataclasses.asdict(outcome)
         del fields["run_dir"]
         self._record.write(folder, name, fields)
@@ -205,10 +206,6 @@ def log_summary(outcome: Outcome) -> None:
 
 def _state(exit_code: int) -> State:
     return {0: "finished", GuardStop.exit_code: "stopped", 130: "interrupted"}.get(exit_code, "failed")  # type: ignore[return-value]
-
-
-def _is_first() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _begin(options: Options) -> Session:
@@ -231,7 +228,7 @@ def run_program(
     """
     program.check()
     options.check()
-    if _is_first():
+    if is_first_process():
         options.claim_folder()
     stage = Stage(options, report, begin)
     stage.set_up()
