@@ -2,9 +2,10 @@
 
     scripts/score_diagnose.py SET... [--half dev|kept|all] [--misses] [--commands] [--write docs/diagnose.md]
 
-A SET is a JSON-lines file of described incidents, a directory of run folders with truth.json, or folders packed in a
-text file. Diagnose never sees the confirmed cause. Two baselines are printed beside it: a random order of the causes,
-and the most common cause of the other cases.
+The words are cross-validated: the limits of "strong" and "likely" are chosen on nine tenths of the cases and judged on
+the tenth that was left out. A SET is a JSON-lines file of described incidents, a directory of run folders with
+truth.json, or folders packed in a text file. Diagnose never sees the confirmed cause. Two baselines are printed beside
+it: a random order of the causes, and the most common cause of the other cases.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,10 +28,16 @@ sys.path.insert(0, str(ROOT / "tests" / "diagnosing"))
 from folders import Folder, load_folders  # noqa: E402
 
 from nanproof.diagnosing import Diagnosis, diagnose, diagnose_evidence  # noqa: E402
+from nanproof.diagnosing.bugs import find_bugs  # noqa: E402
 from nanproof.diagnosing.causes import all_causes  # noqa: E402
 from nanproof.diagnosing.described import FIELDS, read_description  # noqa: E402
+from nanproof.diagnosing.engine import LIMITS, Limits, Ranked, rank  # noqa: E402
+from nanproof.diagnosing.evidence import Evidence  # noqa: E402
+from nanproof.diagnosing.run import read_run  # noqa: E402
 
 WORDS = ("strong", "likely", "possible")
+WANTED = {"strong": 0.95, "likely": 0.80}
+FOLDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,8 @@ class Case:
     name: str
     accept: tuple[str, ...]
     diagnosis: Diagnosis
+    best: Ranked | None = None
+    """The first cause as the engine weighed it."""
     failed: tuple[str, ...] = ()
 
     @property
@@ -95,8 +104,10 @@ def main() -> int:
         print(f"\n{label}")
         print("\n".join(_report(cases, misses=options.misses, commands=options.commands)))
         tables.append((label, cases))
+    reliability = list(cross_validate(everything))
+    print("\n" + "\n".join(reliability))
     if options.write is not None:
-        _write(options.write, tables)
+        _write(options.write, tables, reliability)
     return int(any(c.failed or c.all_clear for c in everything))
 
 
@@ -106,7 +117,8 @@ def _cases(path: Path, half: str, commands: bool) -> Iterator[Case]:
             incident = json.loads(line)
             cause = incident.get("confirmed_cause") or incident["cause"]
             evidence, _ = read_description({k: incident[k] for k in FIELDS if k in incident})
-            yield Case(name=incident.get("id", "?"), accept=(cause,), diagnosis=diagnose_evidence(evidence))
+            name, diagnosis = incident.get("id", "?"), diagnose_evidence(evidence)
+            yield Case(name=name, accept=(cause,), diagnosis=diagnosis, best=_best(evidence))
         return
     for folder in load_folders(path, half=half):  # type: ignore[arg-type]
         yield _diagnose(folder, commands)
@@ -116,8 +128,13 @@ def _diagnose(folder: Folder, commands: bool) -> Case:
     with tempfile.TemporaryDirectory() as scratch:
         root = folder.write(Path(scratch, "run"))
         diagnosis = diagnose(root)
+        best = _best(Evidence.of(*read_run([root]).part.facts))
         failed = tuple(_failing(root)) if commands else ()
-        return Case(name=folder.name, accept=folder.accept, diagnosis=diagnosis, failed=failed)
+        return Case(name=folder.name, accept=folder.accept, diagnosis=diagnosis, best=best, failed=failed)
+
+
+def _best(evidence: Evidence) -> Ranked | None:
+    return next((r for r in rank(evidence.plus(*find_bugs(evidence))) if r.supported), None)
 
 
 def _failing(root: Path) -> Iterator[str]:
@@ -163,6 +180,55 @@ def _report(cases: list[Case], *, misses: bool, commands: bool) -> Iterator[str]
         yield f"  commands that fail {sum(len(c.failed) for c in cases)}"
 
 
+def _word(case: Case, limits: Limits) -> str:
+    return case.best.judge(limits) if case.best is not None and case.diagnosis.broke else "possible"
+
+
+def _choose(cases: list[Case]) -> Limits:
+    """The widest limits that keep each word's promise on these cases, with one error more than was seen."""
+
+    def kept(word: str, limits: Limits) -> int:
+        mine = [c.first for c in cases if _word(c, limits) == word]
+        return len(mine) if sum(mine) >= WANTED[word] * (len(mine) + 1) else -1
+
+    steps = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+    strong = [Limits(strong_share=s, strong_weight=w) for s in steps for w in (5.0, 6.0, 7.0, 8.0)]
+    first = max(strong, key=lambda x: (kept("strong", x), x.strong_share, x.strong_weight))
+    likely = [replace(first, likely_share=s, likely_weight=w) for s in steps for w in (2.0, 3.0, 4.0, 5.0)]
+    return max(likely, key=lambda x: (kept("likely", x), x.likely_share, x.likely_weight))
+
+
+def cross_validate(cases: list[Case]) -> Iterator[str]:
+    """How often each word is right: with the limits in force, and on cases that had no part in choosing them."""
+    order = list(range(len(cases)))
+    random.Random(0).shuffle(order)
+    held: dict[str, list[bool]] = defaultdict(list)
+    for fold in range(min(FOLDS, len(cases) // 2)):
+        out = set(order[fold::FOLDS])
+        limits = _choose([c for i, c in enumerate(cases) if i not in out])
+        for i in out:
+            held[_word(cases[i], limits)].append(cases[i].first)
+    now: dict[str, list[bool]] = defaultdict(list)
+    for case in cases:
+        now[case.word].append(case.first)
+    yield f"| word | wanted | right, of {len(cases)} cases | right when left out of the choice of limits |"
+    yield "|---|---|---|---|"
+    for word in WORDS:
+        wanted = f"{WANTED[word]:.0%}" if word in WANTED else ""
+        yield f"| {word} | {wanted} | {_rate(now[word])} | {_rate(held[word])} |"
+    yield ""
+    yield f"In force: {_limits(LIMITS)}. Chosen by all cases: {_limits(_choose(cases))}."
+
+
+def _rate(right: list[bool]) -> str:
+    return f"{sum(right)} of {len(right)} ({sum(right) / len(right):.0%})" if right else "none"
+
+
+def _limits(limits: Limits) -> str:
+    strong = f"strong from a share of {limits.strong_share:g} and a weight of {limits.strong_weight:g} on"
+    return f"{strong}, likely from {limits.likely_share:g} and {limits.likely_weight:g}"
+
+
 def _baselines(cases: list[Case]) -> tuple[float, float]:
     """Top-1 of a random order (mean of 200), and of naming the most common cause of the other cases."""
     names = [c.name for c in all_causes()]
@@ -179,7 +245,7 @@ def _baselines(cases: list[Case]) -> tuple[float, float]:
 START, STOP = "<!-- reliability: written by scripts/score_diagnose.py -->", "<!-- end of reliability -->"
 
 
-def _write(page: Path, tables: list[tuple[str, list[Case]]]) -> None:
+def _write(page: Path, tables: list[tuple[str, list[Case]]], reliability: list[str]) -> None:
     lines = [START, "", "| set | cases | top-1 | top-3 with evidence | strong | likely | random | most common |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for label, cases in tables:
@@ -195,7 +261,9 @@ def _write(page: Path, tables: list[tuple[str, list[Case]]]) -> None:
         )
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(START)
-    page.write_text(before + "\n".join([*lines, "", STOP]) + rest.partition(STOP)[2], encoding="utf-8")
+    page.write_text(
+        before + "\n".join([*lines, "", *reliability, "", STOP]) + rest.partition(STOP)[2], encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

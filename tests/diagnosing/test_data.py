@@ -228,7 +228,7 @@ def test_the_verb_names_file_and_row_and_weighs_it_as_evidence(tmp_path: Path) -
     np.savez(tmp_path / "d.npz", x=np.array([1.0, 2.0, np.nan]), labels=np.array([0, 1, 2]))
     done = verb("--data", "d.npz", "--classes", "3", cwd=tmp_path)
     assert done.returncode == 1
-    assert "d.npz:2 x: 1 NaN of 3 values, first in row 2" in done.stdout
+    assert "d.npz row 2, x: 1 NaN of 3 values, first in row 2" in done.stdout
     told = json.loads(verb("--data", "d.npz", "--fact", "loss=nan", "--json", cwd=tmp_path).stdout)
     assert told["causes"][0]["name"] == "bad-data"
     assert any("first in row 2" in words for words in told["causes"][0]["evidence"])

@@ -5,27 +5,44 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from diagnosing.folders import Folder, load_folders
+from diagnosing.folders import PACKED, Folder, load_folders
 from nanproof.cli.shell import nanproof
 from nanproof.diagnosing import diagnose
+from nanproof.diagnosing.sources.code_signs import read_signs
 
 DEV = load_folders(half="dev")
+WILD = [f for p in sorted(PACKED.parent.glob("folders_*.txt")) for f in load_folders(p, half="dev")]
 PATHS = {f.name: f for f in load_folders()}
+EXPLAINED: dict[str, tuple[int, str]] = {}
+"""Pages are the same in every folder: each is asked for once."""
 
 
 def type_in(command: str) -> tuple[int, str]:
     """Type a printed command where it was printed."""
-    import shlex
-
     words = shlex.split(command)
     assert words[0] == "nanproof"
+    if command in EXPLAINED:
+        return EXPLAINED[command]
     done = CliRunner().invoke(nanproof, words[1:])
+    if words[1] == "explain":
+        EXPLAINED[command] = done.exit_code, done.output
     return done.exit_code, done.output
+
+
+def check_commands(commands: tuple[str, ...], text: str) -> None:
+    for command in commands:
+        assert command in text, "the text shows exactly the commands of the record"
+        code, said = type_in(command)
+        assert code in (0, 1), (command, said)
+        assert said.strip()
 
 
 @pytest.mark.parametrize("folder", DEV, ids=lambda f: f.name)
@@ -39,11 +56,20 @@ def test_a_folder_is_understood(folder: Folder, tmp_path: Path, monkeypatch: pyt
     assert not found.decided or found.causes[0].name in folder.accept
     assert found.benign == ("benign" in folder.accept and found.decided)
     assert done.exit_code == (0 if found.benign else 1)
-    for command in found.commands:
-        assert command in done.output, "the text shows exactly the commands of the record"
-        code, said = type_in(command)
-        assert code in (0, 1), (command, said)
-        assert said.strip()
+    check_commands(found.commands, done.output)
+
+
+@pytest.mark.parametrize("folder", WILD, ids=lambda f: f.name)
+def test_a_folder_from_the_wild_is_never_cleared_or_called_wrong(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause need not come first, but nothing confident is wrong, and what is printed works."""
+    monkeypatch.chdir(folder.write(tmp_path))
+    found = diagnose(".")
+    assert not found.decided or found.causes[0].name in folder.accept
+    assert not found.benign or "benign" in folder.accept
+    assert all(c.evidence for c in found.causes)
+    check_commands(found.commands, CliRunner().invoke(nanproof, ["diagnose", "."]).output)
 
 
 def test_what_the_log_says_was_in_force_beats_the_code(tmp_path: Path) -> None:
@@ -117,3 +143,80 @@ def test_color_only_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     colored = CliRunner().invoke(nanproof, ["diagnose", "."]).output
     assert "\x1b[" in colored
     assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+
+
+def test_places_are_paths_that_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("fp16 = True\nlr = 1e-4\n")
+    run = tmp_path / "runs" / "b"
+    run.mkdir(parents=True)
+    (run / "train.log").write_text("step 1 loss 2.0 lr 1e-4\nstep 2 loss nan lr 1e-4\n")
+    for here, folder in ((tmp_path, "runs/b"), (run, ".")):
+        monkeypatch.chdir(here)
+        held = [h.value.partition("(")[2].partition(":")[0].rstrip(")") for h in diagnose(folder).in_force]
+        assert held
+        assert all(Path(place).is_file() for place in held), held
+
+
+def test_a_config_that_harden_wrote_after_the_run_was_not_in_force(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("learning_rate: 0.001\nbatch_size: 8\noptimizer: adam\n")
+    (tmp_path / "train.log").write_text("step 1 loss 2.0\nstep 2 loss nan\n")
+    (tmp_path / "c_stable.yaml").write_text("learning_rate: 0.0001\nbatch_size: 8\noptimizer: adam\n")
+    for name, when in (("c.yaml", 1_000), ("train.log", 2_000), ("c_stable.yaml", 3_000)):
+        os.utime(tmp_path / name, (when, when))
+    (lr,) = [h for h in diagnose(tmp_path).in_force if h.setting == "lr"]
+    assert (lr.value, lr.clash) == ("0.001 (c.yaml:1)", "")
+
+
+def test_fp16_by_a_config_key_without_a_scaler(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("lr: 0.0003\namp_dtype: fp16\nbatch_size: 8\n")
+    (tmp_path / "train.py").write_text(
+        "with torch.autocast('cuda', dtype=dtypes[cfg.amp_dtype]):\n    loss = model(x)\nloss.backward()\nopt.step()\n"
+    )
+    (tmp_path / "train.log").write_text("step 1 loss 2.0\nstep 2 loss 1.9\nstep 3 loss nan\nstep 4 loss nan\n")
+    (found,) = [c for c in diagnose(tmp_path).causes if c.name == "amp-misuse"]
+    assert "no GradScaler in the code" in found.evidence[0]
+
+
+def test_a_schedule_that_starts_anew_at_a_resume(tmp_path: Path) -> None:
+    rows = [f"step {i} loss {3 - i / 100:.3f} lr {1e-4 * (1 - i / 200):.3g}" for i in range(0, 36, 3)]
+    again = [f"step {i} loss {2.4 - i / 1000:.3f} lr {1e-4 * (1 - (i - 36) / 200):.3g}" for i in range(36, 72, 3)]
+    (tmp_path / "train.log").write_text("\n".join([*rows, "Resuming from checkpoint ckpt/last.pt", *again]) + "\n")
+    first = diagnose(tmp_path).causes[0]
+    assert first.name == "scheduler-state-on-resume"
+    assert any("starts anew" in e for e in first.evidence)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def f(a, b, m):\n    mask = m > 0\n    a = a[mask]\n    return (a - b[mask]).abs().mean()\n", True),
+        ("def f(a, m):\n    mask = m > 0\n    return a[mask].mean() if mask.any() else a.sum() * 0\n", False),
+        ("def f(loss, num_pos):\n    return loss.sum() / num_pos\n", True),
+        ("def f(loss, num_pos):\n    if num_pos == 0:\n        return loss\n    return loss.sum() / num_pos\n", False),
+    ],
+)
+def test_means_over_nothing_are_seen_unless_they_are_thought_of(code: str, found: bool) -> None:
+    assert ("divides-by-count" in {f.name for f in read_signs(code, "loss.py")}) == found
+
+
+@pytest.mark.parametrize(
+    ("header", "high"), [("optimizer='adadelta', lr=1.0", False), ("optimizer='adam', lr=1.0", True)]
+)
+def test_what_an_optimizer_bears(tmp_path: Path, header: str, high: bool) -> None:
+    (tmp_path / "train.log").write_text(f"Namespace({header})\nstep 1 loss 2.0\nstep 2 loss nan\nstep 3 loss nan\n")
+    assert (diagnose(tmp_path).causes[0].name == "lr-too-high") == high
+
+
+def test_a_healthy_run_is_one_whose_loss_fell(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("".join(f"step {i} loss {2 + i / 60:.3f}\n" for i in range(1, 31)))
+    assert diagnose(tmp_path).verdict != "healthy"
+
+
+def test_a_file_of_the_user_is_not_imported(tmp_path: Path) -> None:
+    """``python -m`` puts the current folder first: a glob.py there must not be taken for Python's own."""
+    (tmp_path / "glob.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "train.log").write_text("step 1 loss 2.0\nstep 2 loss nan\n")
+    words = [sys.executable, "-m", "nanproof", "diagnose", "."]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "loss is NaN" in done.stdout

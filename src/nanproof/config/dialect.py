@@ -13,7 +13,14 @@ Dialect = Literal["accelerate", "deepspeed", "transformers", "lightning", "hydra
 
 _ACCELERATE = {"compute_environment", "distributed_type", "main_training_function", "num_machines", "downcast_bf16"}
 _DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"}
-_DEEPSPEED_PARTS = {"fp16.loss_scale", "fp16.loss_scale_window", "fp16.initial_scale_power", "fp16.hysteresis"}
+_DEEPSPEED_PARTS = {
+    "fp16.enabled",
+    "bf16.enabled",
+    "fp16.loss_scale",
+    "fp16.loss_scale_window",
+    "fp16.initial_scale_power",
+    "fp16.hysteresis",
+}
 _TRANSFORMERS = {
     "per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "max_grad_norm", "output_dir",
     "gradient_accumulation_steps", "warmup_ratio", "logging_steps", "save_strategy", "adam_epsilon",

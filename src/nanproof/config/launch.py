@@ -66,9 +66,10 @@ def read_launch(source: Source) -> Launch:
 def _commands(source: Source) -> list[list[Word]]:
     commands: list[list[Word]] = []
     going_on = False
+    ends = {".bat": "^", ".cmd": "^", ".ps1": "`"}.get(PurePath(source.path).suffix.lower(), "\\")
     for number, raw in enumerate(source.text.splitlines(), start=1):
         line = raw.rstrip()
-        more = line.endswith("\\") and not line.lstrip().startswith("#")
+        more = line.endswith(ends) and not line.lstrip().startswith("#")
         lexer = shlex.shlex(line[:-1] if more else line, posix=True, punctuation_chars="();<>|&")
         lexer.whitespace_split = True
         try:

@@ -26,7 +26,7 @@ from .source import Source
 from .tree import Items, Leaf, Section, flatten
 from .value import Layers, Origin, Settings, Value
 
-SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".zsh")
+SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".zsh", ".bat", ".cmd", ".ps1")
 TREES = {".yaml": yamlfile.read_yaml, ".yml": yamlfile.read_yaml, ".json": jsonfile.read_json,
          ".toml": tomlfile.read_toml}  # fmt: skip
 SUFFIXES = (*TREES, ".py", *SHELL)

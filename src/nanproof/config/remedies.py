@@ -103,12 +103,18 @@ def _precision(case: Case) -> Iterator[Answer]:
         yield Refusal(what="precision", why=f"{evidence[0]}; which format is right depends on the GPU: --fact gpu=A100")
         return
     target = "bf16" if machine.bf16 and computes == "float16" else "fp32"
-    reason = (
-        f"{machine.name} has bfloat16, which has the range of float32"
-        if target == "bf16"
-        else "the way that always works"
-    )
+    reason = f"{machine.name} has bfloat16, which has the range of float32"
+    if target == "bf16" and not _can_switch(case):
+        target, reason = "fp32", f"float32: {machine.name} has bfloat16, but this config has no key that turns it on"
+    elif target == "fp32":
+        reason = f"float32: {machine.name} has no bfloat16" if not machine.bf16 else "float32 always works"
     yield from set_precision(case, target, f"{reason}{_cost(case, target)}", evidence)
+
+
+def _can_switch(case: Case) -> bool:
+    """Whether bfloat16 can be asked for here: by a key that is there, or one that the reader of the config knows."""
+    known = case.dialect in ("transformers", "deepspeed", "accelerate") or case.effective.stack == "transformers"
+    return known or any(case.value(k) is not None for k in ("bf16", "train_dtype", "mixed_precision"))
 
 
 def _switch_off(case: Case, evidence: list[str]) -> Iterator[Answer]:
@@ -128,6 +134,8 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
     deepspeed = [k for k in ("fp16", "bf16", "bfloat16") if f"deepspeed.{k}.enabled" in case.settings]
     for name in deepspeed:
         keys[f"deepspeed.{name}.enabled"] = target == "bf16" and name != "fp16"
+    if deepspeed == ["fp16"] and target == "bf16":
+        keys["deepspeed.bf16.enabled"] = True
     if "accelerate.mixed_precision" in case.settings:
         keys["accelerate.mixed_precision"] = "bf16" if target == "bf16" else "no"
     for concept in ("fp16", "bf16"):
@@ -145,8 +153,9 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
         keys[loaded.key] = "bfloat16" if target == "bf16" else "float32"
     word = case.value("mixed_precision")
     if word is not None and word.key not in keys:
+        full = "fp32" if word.name.endswith("dtype") else "no"
         names = (
-            {"bf16": "bf16-mixed", "fp32": "32-true"} if word.name == "precision" else {"bf16": "bf16", "fp32": "no"}
+            {"bf16": "bf16-mixed", "fp32": "32-true"} if word.name == "precision" else {"bf16": "bf16", "fp32": full}
         )
         keys[word.key] = names[target]
     changed = {k: v for k, v in keys.items() if (held := case.settings.get(k)) is None or held.value != v}

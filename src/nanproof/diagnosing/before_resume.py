@@ -26,7 +26,7 @@ from ..linting import lint
 from ..records import to_json
 from .data import scan_data
 from .sources.configs import Config, find_configs
-from .sources.logs import name_in
+from .sources.part import name_in, shorten
 from .sources.places import Places, find_places
 
 Verdict = Literal["ok", "wrong", "doubtful", "unknown"]
@@ -98,7 +98,7 @@ def _config(configs: Sequence[Config], code: Sequence[Path], root: Path) -> Iter
     wrong = 0
     for config in configs:
         for note in config.settings.notes:
-            yield Check(point="config", verdict="doubtful", found=note.replace(f"{root}/", ""))
+            yield Check(point="config", verdict="doubtful", found=shorten(note, root))
         for finding in check_settings(config.settings, project):
             stops = finding.code in STOPPERS
             wrong += stops
@@ -120,7 +120,7 @@ def _code(files: Sequence[Path], root: Path) -> Iterator[Check]:
             Code.read(path)
         except NanproofError as error:
             broken += 1
-            yield Check(point="code", verdict="wrong", found=error.message.replace(f"{root}/", ""))
+            yield Check(point="code", verdict="wrong", found=shorten(error.message, root))
     findings = lint(list(files), select=FAMILIES)
     for finding in findings[:20]:
         words = f"{name_in(root, finding.path)}:{finding.line}: {finding.message} ({finding.code})"
@@ -181,7 +181,7 @@ def _checkpoint(report: ScanReport, configs: Sequence[Config], root: Path) -> It
         compared += bool(numbers)
         for difference in differences(report.settings, numbers):
             key = next((v for v in config.settings if v.key == difference.key), None)
-            place = f" ({key.where.replace(f'{root}/', '')})" if key is not None else ""
+            place = f" ({shorten(key.where, root)})" if key is not None else ""
             yield Check(point="checkpoint", verdict="wrong", found=f"{difference}{place}")
     if not compared:
         words = "no config with a learning rate was found to compare its state with"

@@ -96,8 +96,8 @@ class Commands:
             if fact.name == "lint":
                 by_file.setdefault(fact.where.rpartition(":")[0], []).append(str(fact.value))
         for file, codes in list(by_file.items())[:1]:
-            path = self._run.places.root / file
-            if path.is_file():
+            path = next((p for p in (Path(file), self._run.places.root / file) if p.is_file()), None)
+            if path is not None:
                 yield f"nanproof lint {_path(path)} --select {','.join(sorted(set(codes)))}"
 
     def _harden(self, cause: str) -> Iterator[str]:
@@ -143,7 +143,8 @@ class Commands:
 def _path(path: str | os.PathLike[str]) -> str:
     """A path as one would type it here."""
     shown = os.path.relpath(path)
-    return shlex.quote(shown if not shown.startswith("../..") else str(Path(path).absolute()))
+    far = Path(shown).parts[:4] == (os.pardir,) * 4
+    return shlex.quote(str(Path(path).absolute()) if far else shown)
 
 
 def _arguments(text: str, script: str) -> list[str] | None:

@@ -138,7 +138,8 @@ def conclude(evidence: Evidence, *, commands: Commands | None = None, **rest: An
     sure = bool(suspects) and suspects[0].confidence == "strong"
     asked = () if sure or healthy else best_questions(evidence, ranked, limit=1)
     missing = tuple(_missing(q, build) for q in asked)
-    printed = [*(suspects[0].commands if suspects else ()), *(m.command for m in missing)]
+    first = next((s for s in suspects if broke or healthy or not s.harmless), None)
+    printed = [*(first.commands if first is not None else ()), *(m.command for m in missing)]
     return Diagnosis(
         causes=suspects,
         verdict="healthy" if healthy else "broken" if broke else "unknown",

@@ -24,9 +24,21 @@ from .evidence import Evidence, Fact
 
 Confidence = Literal["strong", "likely", "possible"]
 
-STRONG_SHARE, LIKELY_SHARE = 0.9, 0.8
-ENOUGH, LIKELY_WEIGHT = 6.0, 4.0
-"""What must speak for a cause beyond prose, in log-odds; set by the reliability table of docs/diagnose.md."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """From where on a cause is called strong or likely: its share of the probability, and what speaks for it.
+
+    The weights are log-odds of evidence beyond prose. `scripts/score_diagnose.py` chooses them by cross-validation.
+    """
+
+    strong_share: float = 0.9
+    strong_weight: float = 6.0
+    likely_share: float = 0.8
+    likely_weight: float = 4.0
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +67,15 @@ class Ranked:
 
     @property
     def confidence(self) -> Confidence:
+        return self.judge(LIMITS)
+
+    def judge(self, limits: Limits) -> Confidence:
+        """The word for how sure this is."""
         best = max((c.weight for c, facts in self.speaking if not _prose(facts)), default=0.0)
         proved = best >= PROVES and self.hard >= PROVES
-        if self.share >= STRONG_SHARE and (proved or (best >= NAMES and self.hard >= ENOUGH)):
+        if self.share >= limits.strong_share and (proved or (best >= NAMES and self.hard >= limits.strong_weight)):
             return "strong"
-        if self.share >= LIKELY_SHARE and best >= POINTS and self.hard >= LIKELY_WEIGHT:
+        if self.share >= limits.likely_share and best >= POINTS and self.hard >= limits.likely_weight:
             return "likely"
         return "possible"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,8 @@ from .sources.in_force import (
     read_versions_in,
 )  # fmt: skip
 from .sources.incidents import read_incidents
-from .sources.logs import name_in, rate_in_force, read_logs
-from .sources.part import Part, join
+from .sources.logs import rate_in_force, read_logs
+from .sources.part import Part, join, name_in, shorten
 from .sources.places import Places, find_places
 from .useless import find_useless
 
@@ -102,7 +103,8 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
     rates = attempt("log", no_facts, lambda: compare_rates(configs, series, reports, root))
     useless = attempt("log", nothing, lambda: find_useless(series, root))
     looked = Part(looked=(*failed, *_absent(places, configs)), notes=places.notes)
-    facts = [*_ordered(force, signs), *header, *signs, *rates]
+    unscaled = attempt("code", no_facts, lambda: list(_unscaled(places, force)))
+    facts = [*_ordered(force, signs), *header, *signs, *rates, *unscaled]
     compared = Part(facts=tuple(facts))
     parts = join(logs, incidents, checkpoints, settings, code, environment, data, compared, useless, looked)
     return Run(places=places, part=parts, in_force=force, configs=tuple(configs), series=series, reports=reports)
@@ -114,6 +116,20 @@ def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
     if any(f.name == "half-weights" for f in signs):
         half = next(f for f in signs if f.name == "half-weights")
         yield Fact(name="weights", value="fp16", where=half.where, words=half.words)
+
+
+_SCALES = re.compile(r"(?i)scaler|accelerat|deepspeed|lightning|\bTrainer\b|apex")
+
+
+def _unscaled(places: Places, force: InForce) -> Iterator[Fact]:
+    """A loop under fp16 autocast that never scales its loss; the dtype may come from a config."""
+    precision = force.get("precision")
+    if precision is None or not str(precision.value).startswith("fp16"):
+        return
+    loops = [(name, text) for name, _, text in _trees(places) if ".backward(" in text and "autocast" in text]
+    if loops and not any(_SCALES.search(text) for _, _, text in _trees(places)):
+        words = f"fp16 ({precision.where}) under autocast, and no GradScaler in the code"
+        yield Fact(name="no-scaler", where=loops[0][0], words=words)
 
 
 def _decided(part: Part, force: InForce) -> InForce:
@@ -281,7 +297,7 @@ def compare_rates(
     if not written:
         return []
     rate, value = max(written, key=lambda pair: pair[0])
-    where = value.where.replace(f"{root}/", "")
+    where = shorten(value.where, root)
     facts = [Fact(name="lr-wanted", value=rate, where=where)]
     logged = rate_in_force(series, root)
     if logged is None or logged.rate <= 1.05 * rate:

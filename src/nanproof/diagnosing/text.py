@@ -68,8 +68,9 @@ class _Page:
             return
         if diagnosis.verdict == "unknown":
             yield from self._wrap("Cannot tell: no log here shows that the run broke, nor that it is healthy.", 2)
-            for cause in [c for c in causes if not c.harmless][:ALSO]:
+            for i, cause in enumerate([c for c in causes if not c.harmless][:ALSO]):
                 yield from self._also(cause, "Risk")
+                yield from self._commands("run", cause.commands if not i else ())
             yield from self._ask(diagnosis.missing)
             return
         if not causes:

@@ -12,8 +12,7 @@ from ..logs import Series
 from ..logs.timeline import timeline
 from .diagnosis import Looked
 from .evidence import Fact
-from .sources.logs import name_in
-from .sources.part import Part
+from .sources.part import Part, name_in
 
 _SUCCESS = re.compile(
     r"(^|[/_ ])(acc(uracy)?|answer_?rate|exact_?match|em|f1|map(50)?|m?iou|dice|bleu|pass@?1|success|recall|score)"

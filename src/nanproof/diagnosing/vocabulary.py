@@ -92,6 +92,7 @@ FLAGS: Mapping[str, str] = {
 }
 
 SIGNS: Mapping[str, str] = {
+    "checkpoint-unreadable": "a checkpoint cannot be read",
     "collective-timeout": "a collective operation timed out",
     "ctc-term-bad": "the CTC term is bad first",
     "ctc-unguarded": "CTC loss without zero_infinity",
@@ -119,8 +120,9 @@ SIGNS: Mapping[str, str] = {
 """What files show beyond the flags that a description can carry."""
 
 BREAKS = (
-    "collective-timeout", "ctc-term-bad", "distribution-failed", "loss-infinite-first", "loss-ran-away", "lr-negative",
-    "nan-from-first-row", "labels-out-of-range", "unscale-error", "kernel-not-built", "loss-turned-zero",
+    "checkpoint-unreadable", "collective-timeout", "ctc-term-bad", "distribution-failed", "loss-infinite-first",
+    "loss-ran-away", "lr-negative", "nan-from-first-row", "labels-out-of-range", "unscale-error",
+    "kernel-not-built", "loss-turned-zero",
 )  # fmt: skip
 """Signs that by themselves show that a run broke."""
 

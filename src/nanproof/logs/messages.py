@@ -74,6 +74,11 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
         r"RuntimeWarning: (?P<what>invalid value|divide by zero|overflow) encountered in (?P<where>\w+)",
     ),
     ("scheduler-order", "warning", r"`?lr_scheduler\.step\(\)`? before `?optimizer\.step\(\)"),
+    (
+        "checkpoint-unreadable", "exception",
+        r"unexpected EOF, expected \d+ more bytes|PytorchStreamReader failed|archive is corrupted"
+        r"|Error while deserializing header|invalid load key|unpickling stack underflow",
+    ),
     # hardware
     ("xid", "hardware", r"NVRM: Xid \([^)]{0,60}\): (?P<code>\d+)"),
     ("memory-error", "hardware", r"ECC error|uncorrectable ECC|CUDA error: (?:uncorrectable|an illegal|hardware)"),
@@ -90,6 +95,8 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
         r"\b(?:resuming|resumed|continuing|restoring|restored)\b(?! *(?:=|: *(?:none|false)))"
         rf".{{0,60}}?\b(?:from|training|states?|checkpoint|run|at)\b(?:.{{0,120}}?\b{_STEP})?",
     ),
+    ("", "resume", r"\bto resume training\b|\bload(?:ed|ing) (?:the )?snapshot\b"),
+    ("", "resume", rf"\bresume from (?:\S+\.(?:pth?|ckpt|tar|bin|safetensors)\b|{_STEP}|(?:the )?checkpoint\b)"),
     ("", "resume", rf"\bload(?:ed|ing) (?:\w+ )?checkpoint(?! shards)\b(?:.{{0,200}}?\b{_STEP})?"),
     ("", "checkpoint", r"\b(?:sav(?:ing|ed)|wrote|writing)\b.{0,40}\b(?:checkpoint|model|state|weights)s?\b"),
     ("", "checkpoint", r"\bcheckpoint (?:was )?(?:saved|written)"),
@@ -100,7 +107,7 @@ _PATTERNS = tuple((name, kind, re.compile(pattern.encode(), re.IGNORECASE)) for 
 _TRIGGER = re.compile(
     rb"overflow|nan|inf(?!o)|finite|loss scale|tensor contains|constraint|expects all|unscale|not initialized"
     rb"|are -100|mismatch|kernel|strides|device-side|out of memory|encountered|lr_scheduler|xid|ecc|cuda error|nccl"
-    rb"|assert|target|could not find|invalid value"
+    rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
     rb"|sav|writ|wrot|checkpoint|training|oom|warn"
 )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
 from ...records import Finding
 from ..check import Check, report
 from ..meaning import Meaning
-from ..optimizers import is_adam, optimizer_of
+from ..optimizers import is_adam, optimizer_of, scales_rate
 from ..project import Project
 from ..value import Settings, show
 
 HIGHEST = 0.05
 LOWEST = 1e-9
-_FACTOR = re.compile(r"noam|transformer|rsqrt|inverse|prodigy|dadapt|lambda|multistep_noam", re.I)
 
 
 def check(settings: Settings, project: Project) -> Iterator[Finding]:
@@ -53,7 +51,7 @@ def _is_factor(meaning: Meaning, lr: float) -> bool:
     """Whether the rate is a factor of a schedule: NoamAnnealing multiplies it by d_model^-0.5 and warm-up terms."""
     scheduler = meaning.word("scheduler")
     if scheduler:
-        return bool(_FACTOR.search(scheduler))
+        return scales_rate(scheduler)
     warms = any(meaning.number(c) for c in ("warmup_steps", "warmup_ratio", "warmup_epochs"))
     return warms and lr >= 0.5
 

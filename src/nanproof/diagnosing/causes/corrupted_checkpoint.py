@@ -17,6 +17,7 @@ be NaN while all parameters are finite: then training looks right and evaluation
         pro(POINTS, flag("nan-weights"), "weights are NaN or absurd", unless=about("new-parameters")),
         pro(PROVES, flag("checkpoint-nonfinite"), "the checkpoint holds NaN or Inf"),
         pro(NAMES, flag("checkpoint-damaged"), "the checkpoint is damaged"),
+        pro(PROVES, flag("checkpoint-unreadable"), "a checkpoint is cut short or damaged"),
         pro(NAMES, flag("loss-above-uniform"), "the first loss is above chance level"),
         pro(POINTS, flag("loss-high-then-nan"), "the loss is high from the start"),
         pro(NAMES, about("broken-weights"), "the report mentions merged, converted or broken weights"),
@@ -54,7 +55,12 @@ be NaN while all parameters are finite: then training looks right and evaluation
             flag("fp32-fine", "cpu-fine", "only-one-gpu-family", "only-with-padding", "recovers", "lr-discontinuity"),
             "the same weights are fine elsewhere",
         ),
-        con(HINTS, either(flag("hard-error", "seed-dependent"), onset("random-at-start")), "another sign"),
+        con(
+            HINTS,
+            either(flag("hard-error", "seed-dependent"), onset("random-at-start")),
+            "another sign",
+            unless=flag("checkpoint-unreadable"),
+        ),
     ),
     remedies=(
         Remedy(

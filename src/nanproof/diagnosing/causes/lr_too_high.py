@@ -64,7 +64,7 @@ delays it, the cause is another one.""",
             SUGGESTS,
             number("lr", above=0.0499),
             "a rate of 0.05 or more",
-            unless=either(value("lr-high"), value("optimizer", "sgd")),
+            unless=either(value("lr-high"), value("optimizer", "sgd", "adadelta", "prodigy")),
         ),
         pro(
             SUGGESTS,

@@ -76,16 +76,23 @@ def read_coco(path: Path, progress: Progress) -> Iterator[Piece]:
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"not JSON ({error})") from None
     found = whole.get("annotations", []) if isinstance(whole, Mapping) else whole
-    rows = [_sizes(a) for a in found if isinstance(a, Mapping)] if isinstance(found, list) else []
+    images = whole.get("images", []) if isinstance(whole, Mapping) else []
+    pictures = {str(i.get("id")): i for i in images if isinstance(i, Mapping)} if isinstance(images, list) else {}
+    found = [a for a in found if isinstance(a, Mapping)] if isinstance(found, list) else []
+    rows = [_sizes(a, pictures.get(str(a.get("image_id")), {})) for a in found]
     for first in range(0, len(rows), ROWS):
         yield Piece(first, columns_of(rows[first : first + ROWS]))
 
 
-def _sizes(annotation: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(annotation: Mapping[str, Any], picture: Mapping[str, Any]) -> dict[str, Any]:
+    """The class, and the sides of the box as far as it lies in its picture: what is outside has no area."""
     box = annotation.get("bbox")
     row: dict[str, Any] = {"category_id": annotation.get("category_id", 0)}
     if isinstance(box, list) and len(box) == 4 and all(isinstance(v, int | float) for v in box):
-        row |= {"bbox_width": float(box[2]), "bbox_height": float(box[3])}
+        for side, (place, size) in (("width", box[::2]), ("height", box[1::2])):
+            limit = picture.get(side)
+            inside = min(place + size, limit) - max(place, 0) if isinstance(limit, int | float) else size
+            row[f"bbox_{side}"] = float(min(size, inside))
     return row
 
 
@@ -102,6 +109,10 @@ def read_yolo(path: Path, progress: Progress) -> Iterator[Piece]:
         except ValueError:
             raise Unreadable(f"line {number}: {line[:60].decode('utf-8', 'replace')!r} is no row of numbers") from None
         if len(numbers) == 5:  # longer ones are outlines
-            rows.append({"class": int(numbers[0]), "bbox_width": numbers[3], "bbox_height": numbers[4]})
+            sides = [
+                min(s, min(c + s / 2, 1.0) - max(c - s / 2, 0.0))
+                for c, s in zip(numbers[1:3], numbers[3:], strict=True)
+            ]
+            rows.append({"class": int(numbers[0]), "bbox_width": sides[0], "bbox_height": sides[1]})
     if rows:
         yield Piece(0, columns_of(rows))

@@ -155,7 +155,12 @@ def _sizes(piece: Piece) -> Iterator[Fault]:
     for name in names:
         for offset, value in enumerate(piece.columns[name]):
             if isinstance(value, int | float | np.integer | np.floating) and value <= 0:
-                yield Fault("degenerate-box", name, piece.first + offset, f"{name} is {value:g}: a box without area")
+                yield Fault(
+                    "degenerate-box",
+                    name,
+                    piece.first + offset,
+                    f"{name} is {value:g}: a box without area in its picture",
+                )
 
 
 def _each_box(value: Any) -> Iterator[tuple[float, ...]]:

@@ -39,9 +39,9 @@ class Problem:
         return CAUSES.get(self.kind, "")
 
     def __str__(self) -> str:
+        row = f" row {self.row:,}" if self.row is not None else ""
         column = f" {self.column}" if self.column else ""
-        row = f":{self.row}" if self.row is not None else ""
-        return f"{self.file}{row}{column}: {self.message}"
+        return f"{self.file}{row}{',' if row and column else ''}{column}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

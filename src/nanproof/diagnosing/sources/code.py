@@ -10,7 +10,7 @@ from ...errors import NanproofError
 from ...linting import lint
 from ..diagnosis import Looked
 from ..evidence import Fact
-from .part import Part
+from .part import Part, name_in
 
 MAX_FILES = 300
 FAMILIES = ("NP1", "NP2", "NP3", "NP4", "NP5", "NP6")
@@ -29,7 +29,7 @@ def read_code(paths: Sequence[Path], root: Path) -> Part:
     facts = []
     for finding in findings:
         path = Path(finding.path)
-        name = str(path.relative_to(root)) if path.is_relative_to(root) else finding.path
+        name = name_in(root, path)
         words = f"{finding.code}: {finding.message}"
         facts.append(Fact(name="lint", value=finding.code, where=f"{name}:{finding.line}", words=words))
     counted = ", ".join(f"{n} × {code}" for code, n in sorted(Counter(f.code for f in findings).items()))

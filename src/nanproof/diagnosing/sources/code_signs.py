@@ -20,8 +20,12 @@ _SAFE = re.compile(
     r"eps|clamp|clip\(|maximum|nan_to_num|\+ ?1e-|\+ ?[A-Z_]*EPS|1e-\d|finfo|softplus|sigmoid|log_softmax|logsumexp|"
     r"math\.|np\.sqrt\(d|\bd_k|head_dim|\bdim\b(?!=)|abs\(\)? ?\+"
 )
+_COUNTS = (
+    r"avg_factor|normali[sz]er|num_(?:pos|valid|boxes|gts?|fg|objs?|objects|instances|targets|tokens)|n_(?:pos|valid)"
+)
 _COUNT = re.compile(
-    r"\.sum\(\)|\.sum\(|num_pos|n_pos|num_valid|n_valid|len\(|\.numel\(\)|\.count_nonzero|num_tokens|\.shape\[0\]"
+    rf"{_COUNTS}|"
+    r"\.sum\(\)|\.sum\(|len\(|\.numel\(\)|\.count_nonzero|\.shape\[0\]"
 )
 
 
@@ -65,13 +69,15 @@ def signs_of(tree: ast.AST, text: str, name: str) -> Iterator[Fact]:
 
 def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
     """The signs of single nodes; what counts for the file as a whole goes into ``seen``."""
+    checked = list(_checks(tree))
+    yield from _filtered_means(tree, checked, name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _call(node, seen, name)
         elif isinstance(node, ast.Attribute) and dotted(node) == "torch.compile":
             yield _fact("compiled", name, node, "torch.compile")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            yield from _division(node, name)
+            yield from (f for f in _division(node, name) if not _is_checked(node.right, checked))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             small = constant(node.right)
             if isinstance(small, float) and 0 < small < 6e-8:
@@ -114,11 +120,18 @@ _CHOICE = re.compile(
 )
 
 
+_GIVEN = re.compile(r"def \w+\([^)]*\b(?P<mask>\w*mask)\b(?s:.*)(?:masked_fill_?|where)\([^)]*\b(?P=mask)\b")
+
+
 def _infinite_masks(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that fill scores with -inf where something is absent; a causal mask alone leaves each row its diagonal."""
+    """Lines that fill scores with -inf where something is absent; a causal mask alone leaves each row its diagonal.
+
+    A mask that comes in as an argument may be any.
+    """
     rows = text.splitlines()
     for i, row in enumerate(rows):
-        if _FILLS.search(row) and _CHOICE.search("\n".join(rows[max(0, i - 12) : i + 1])):
+        above = "\n".join(rows[max(0, i - 12) : i + 1])
+        if _FILLS.search(row) and (_CHOICE.search(above) or _GIVEN.search(above)):
             yield i + 1, row.strip()[:80]
 
 
@@ -199,6 +212,90 @@ def _pole(node: ast.Call, callee: str, full: str, shown: str, name: str) -> Iter
         yield _fact("pole-in-code", name, node, f"`{shown}` has no finite value or gradient at the edge of its domain")
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What the conditions in one function look at: where a count is compared, a zero of it is thought of."""
+
+    first: int
+    last: int
+    names: frozenset[str]
+
+
+def _checks(tree: ast.AST) -> Iterator[_Checked]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+            tests = [n.test for n in ast.walk(function) if isinstance(n, ast.If | ast.IfExp | ast.Assert)]
+            names = frozenset(name for test in tests for name in _parts(test))
+            yield _Checked(getattr(function, "lineno", 0), getattr(function, "end_lineno", None) or 1 << 30, names)
+
+
+def _parts(node: ast.AST) -> Iterator[str]:
+    """The names and calls that an expression is made of, as they are written."""
+    yield from (ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Call))
+
+
+def _is_checked(divisor: ast.expr, checked: list[_Checked]) -> bool:
+    """Whether the innermost function around a divisor has a condition on it."""
+    line = divisor.lineno
+    around = [c for c in checked if c.first <= line <= c.last]
+    inner = max(around, key=lambda c: c.first, default=None)
+    return inner is not None and ast.unparse(divisor) in inner.names
+
+
+_MASK = re.compile(r"(?i)mask|valid|keep|pos|fg|select|inds?$|idx|ignore|where|nonzero")
+_MEAN_LOSSES = re.compile(r"(?:l1|mse|smooth_l1|cross_entropy|nll|huber|bce|binary_cross_entropy\w*|kl_div)(?:_loss)?$")
+
+
+def _filtered_means(tree: ast.AST, checked: list[_Checked], name: str) -> Iterator[Fact]:
+    """Means over what a condition lets through: NaN when that is nothing."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        chosen: dict[str, str] = {}  # names that hold only what passed, and the condition
+        nodes = [n for n in ast.walk(function) if isinstance(n, ast.Assign | ast.Call)]
+        for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                mask = _mask_in(node.value, chosen)
+                target = node.targets[0].id
+                if mask and not re.search(r"\.(?:mean|sum|max|min)\(", ast.unparse(node.value)):
+                    chosen[target] = mask
+                elif not mask:
+                    chosen.pop(target, None)
+            if isinstance(node, ast.Call) and (mask := _averages(node, chosen)):
+                inner = max((c for c in checked if c.first <= node.lineno <= c.last), key=lambda c: c.first)
+                if not any(re.search(rf"\b{re.escape(mask)}\b", n) for n in inner.names):
+                    words = f"`{ast.unparse(node)[:90]}` is NaN where `{mask}` lets nothing through"
+                    yield _fact("divides-by-count", name, node, words)
+                    return
+
+
+def _mask_in(value: ast.expr, chosen: dict[str, str]) -> str:
+    """The condition that a value was filtered by."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Subscript):
+            index = node.slice.operand if isinstance(node.slice, ast.UnaryOp) else node.slice
+            if isinstance(index, ast.Compare):
+                return ast.unparse(index)
+            if isinstance(index, ast.Name) and _MASK.search(index.id) and isinstance(node.ctx, ast.Load):
+                return index.id
+        if isinstance(node, ast.Name) and node.id in chosen:
+            return chosen[node.id]
+    return ""
+
+
+def _averages(node: ast.Call, chosen: dict[str, str]) -> str:
+    """The condition behind what a call averages over everything it is given; "" for other calls."""
+    callee = dotted(node.func).rpartition(".")[2] or (node.func.attr if isinstance(node.func, ast.Attribute) else "")
+    shown = ast.unparse(node)
+    if callee == "mean" and isinstance(node.func, ast.Attribute):
+        plain = not node.args and not node.keywords  # over all of it
+        over = node.args[0] if node.args and dotted(node.func) in ("torch.mean", "th.mean") else node.func.value
+        return _mask_in(over, chosen) if plain or over is not node.func.value else ""
+    if _MEAN_LOSSES.match(callee) and node.args and "reduction" not in shown:
+        return _mask_in(node.args[0], chosen)
+    return ""
+
+
 def _division(node: ast.BinOp, name: str) -> Iterator[Fact]:
     below = ast.unparse(node.right)
     shown = ast.unparse(node)[:90]
@@ -212,7 +309,7 @@ def _division(node: ast.BinOp, name: str) -> Iterator[Fact]:
     elif (
         _COUNT.search(below)
         and not re.search(r"clamp|max\(|eps|1e-|\+ ?1|or 1", below)
-        and re.search(r"sum|loss|pos|mask", above)
+        and (re.search(r"sum|loss|pos|mask", above) or re.fullmatch(_COUNTS, below))
     ):
         yield _fact("divides-by-count", name, node, f"`{shown}` is 0 / 0 for a batch without targets")
 

@@ -18,7 +18,7 @@ from ...config.value import Settings, Value
 from ...errors import NanproofError
 from ..diagnosis import Looked
 from ..evidence import Fact
-from .part import Part
+from .part import Part, name_in, shorten
 
 MAX_CONFIGS = 400
 FEW = 2
@@ -66,7 +66,7 @@ def find_configs(paths: Sequence[Path], root: Path, runs: Sequence[Path] = ()) -
     for path in sorted(paths, key=lambda p: (len(p.parts), str(p)))[:MAX_CONFIGS]:
         settings = _settings(path)
         if settings is not None and is_training(settings):
-            name = str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+            name = name_in(root, path)
             found.append(Config(path=path, name=name, settings=settings))
     kinds: dict[str, list[Config]] = {}
     for config in found:
@@ -115,7 +115,7 @@ def read_configs(
     settings = settings if len(settings) else configs[0].settings
     table = precision(settings, hardware=gpu or None, parameters=parameters, project=project)
     found += _precision(table, root, complete=bool(project.called("Trainer", *OPTIMIZERS)))
-    marks = [Looked(mark="!", what="precision", found=p.replace(f"{root}/", "")) for p in table.problems]
+    marks = [Looked(mark="!", what="precision", found=shorten(p, root)) for p in table.problems]
     looked += marks or [Looked(mark="✓", what="precision", found=table.verdict)]
     shown = "\n".join(_rows(table, root))
     return Part(facts=tuple(found), looked=tuple(looked), tables={"Precision": shown} if table.problems else {})
@@ -125,18 +125,14 @@ def _checks(config: Config, project: Project, root: Path) -> Iterator[Fact]:
     """The findings on one config; NP701 and NP702 come with the precision table, which is of all files together."""
     for finding in check_settings(config.settings, project):
         if finding.code not in ("NP701", "NP702"):
-            where = f"{_place(Path(finding.path), root)}:{finding.line}" if finding.path else config.name
-            words = f"{finding.code}: {finding.message}".replace(f"{root}/", "")
+            where = f"{name_in(root, finding.path)}:{finding.line}" if finding.path else config.name
+            words = shorten(f"{finding.code}: {finding.message}", root)
             yield Fact(name="config-check", value=finding.code, where=where, words=words)
-
-
-def _place(path: Path, root: Path) -> str:
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def _where(value: Value, root: Path) -> str:
     """The place of a value, below the folder that was given."""
-    return value.where.replace(f"{root}/", "") if value.path else value.where
+    return shorten(value.where, root) if value.path else value.where
 
 
 def _values(config: Config, root: Path) -> Iterator[Fact]:
@@ -176,11 +172,11 @@ def _precision(table: PrecisionTable, root: Path, *, complete: bool) -> Iterator
     """What training computes in. ``complete``: the training code was read, so that silence means fp32."""
     for problem in table.problems:  # each ends in the code of its check
         code = problem.rpartition("(")[2].rstrip(")")
-        yield Fact(name="config-check", value=code, where="config and code", words=problem.replace(f"{root}/", ""))
+        yield Fact(name="config-check", value=code, where="config and code", words=shorten(problem, root))
     if not table.sure and not table.problems:
         return
     deciding = next((r for r in table.rows if r.effective and r.what == "compute"), None)
-    where = deciding.where.replace(f"{root}/", "") if deciding is not None else "config"
+    where = shorten(deciding.where, root) if deciding is not None else "config"
     asked = any(r.effective and r.what not in ("compute",) for r in table.rows)
     if asked and table.compute in _SHORT:
         short = _SHORT[table.compute]
@@ -197,7 +193,7 @@ def _rows(table: PrecisionTable, root: Path) -> Iterator[str]:
     for row in table.rows:
         mark = "→" if row.effective else " "
         cells = f"{row.what:<17} {row.setting:<28} {row.says:<16} {row.dtype or '?':<9}"
-        yield f"{mark} {cells} {row.where} {row.note}".rstrip().replace(f"{root}/", "")
+        yield shorten(f"{mark} {cells} {row.where} {row.note}".rstrip(), root)
     for way in table.ways:
         state = "" if way.possible else " (not on this hardware)"
         yield f"  way out {way.name}{state}: {way.how}; memory {way.memory}; {way.speed}"

@@ -10,8 +10,7 @@ from ..data.facts import facts_of
 from ..data.scan import scan_data
 from ..diagnosis import Looked
 from ..evidence import Fact
-from .logs import name_in
-from .part import Part
+from .part import Part, name_in
 
 
 def read_data(paths: Sequence[Path], root: Path) -> Part:

@@ -10,7 +10,7 @@ from ..bugs import read_versions
 from ..diagnosis import Looked
 from ..evidence import Fact
 from ..machines import read_hardware
-from .part import Part
+from .part import Part, name_in
 
 NAMES = re.compile(
     r"(?i)(requirements.*|.*freeze.*|constraints.*|environment.*|conda.*|pip.?list.*|versions?)\.(txt|ya?ml|lock|json)|"
@@ -29,7 +29,7 @@ def read_environment(paths: Sequence[Path], root: Path) -> Part:
     facts: list[Fact] = []
     looked: list[Looked] = []
     for path in sorted(paths)[:MAX_FILES]:
-        name = str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+        name = name_in(root, path)
         try:
             text = path.read_bytes()[:MAX_BYTES].decode("utf-8", "replace")
         except OSError as error:

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...config.meaning import concepts_of
+from ...config.optimizers import highest_rate, scales_rate
 from ...config.value import Settings
 from ..bugs import read_versions
 from ..evidence import Fact
 from ..machines import find_family, read_hardware
+from .part import shorten
 
 Plain = str | float | bool
 LOG, COMMAND, RUN_CONFIG, CONFIG, CODE, DEFAULT = range(6)
@@ -32,6 +34,7 @@ SHOWN = ("precision", "weights", "lr", "optimizer", "batch", "accum", "clip", "w
 _CONCEPTS = {
     "lr": "lr", "batch_size": "batch", "accumulation": "accum", "clip_norm": "clip", "optimizer": "optimizer",
     "warmup_steps": "warmup", "eps": "eps", "beta2": "beta2", "weight_decay": "wd",
+    "scheduler": "scheduler",
 }  # fmt: skip
 _NOT_LR = re.compile(r"min|end|final|decay|warm|sched|mult|ratio|factor|text|scale")
 _LR = re.compile(r"^(?:.*_)?(?:lr|learning_?rate)$")
@@ -55,6 +58,7 @@ _BANNERS: tuple[tuple[str, str, Plain], ...] = (
     (r"mixed[_ ]precision(?: type)?\W+fp16\b", "precision", "fp16"),
     (r"\bfp16\s*=\s*dict\(|['\"]?AmpOptimWrapper\b(?!.*bfloat16)|Fp16OptimizerHook", "precision", "fp16"),
     (r"mixed[_ ]precision(?: type)?\W+bf16\b", "precision", "bf16"),
+    (r"\b(?:grad\w*|weights?|bias|param\w*)\b.{0,80}\bdtype\W{1,3}torch\.(?:float16|half)\b", "weights", "fp16"),
     (r"\bcompiling the model\b|torch\.compile\b.*(?:enabled|true)", "compile", True),
 )
 _BANNER = [(re.compile(p, re.IGNORECASE), concept, value) for p, concept, value in _BANNERS]
@@ -82,7 +86,9 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        return f"{self.value:g}" if isinstance(self.value, float) else str(self.value).lower()
+        if isinstance(self.value, bool):
+            return str(self.value).lower()
+        return f"{self.value:g}" if isinstance(self.value, float) else self.value
 
 
 def read_header(text: str, name: str) -> Iterator[Setting]:
@@ -162,15 +168,17 @@ def interpret(key: str, value: object, where: str, rank: int) -> Iterator[Settin
         yield setting("batch", number)
     else:
         for concept, _ in concepts_of(key)[:1]:
-            if concept in _CONCEPTS and (number is not None or (concept == "optimizer" and word != "dict")):
-                yield setting(_CONCEPTS[concept], number if concept != "optimizer" and number is not None else word)
+            if concept in ("optimizer", "scheduler"):
+                yield from [setting(concept, word)] if number is None and word != "dict" else []
+            elif concept in _CONCEPTS and number is not None:
+                yield setting(_CONCEPTS[concept], number)
 
 
 def read_settings(settings: Settings, name: str, root: Path, rank: int) -> Iterator[Setting]:
     """The settings of a config or launch script that was loaded."""
     for value in settings:
         if value.known:
-            where = value.where.replace(f"{root}/", "") if value.path else name
+            where = shorten(value.where, root) if value.path else name
             yield from interpret(value.key, value.value, where, rank)
 
 
@@ -321,26 +329,33 @@ class InForce:
             yield from read_hardware(str(gpu.value), where=gpu.where)
         yield from self._high_rate()
 
+    def _is_factor(self) -> bool:
+        """Whether the schedule multiplies the configured rate instead of starting from it."""
+        scheduler = self.get("scheduler")
+        return scheduler is not None and scales_rate(str(scheduler.value))
+
     def _high_rate(self) -> Iterator[Fact]:
         """Whether the learning rate is far above what its optimizer bears."""
         optimizer, batch = self.get("optimizer"), self.get("batch")
         told = [s for s in self.settings if s.concept == "lr" and isinstance(s.value, float)]
         # the configured peak counts as well: a logged rate may still be warming up
         told = [s for s in told if s.rank < CODE] or [s for s in told if s.rank == CODE] or told
+        if self._is_factor():
+            told = [s for s in told if not s.key]  # what the rows of a log show is the rate itself
         if not told:
             return
         rate = max(told, key=lambda s: float(s.value) if s.value else 0.0)
         if not isinstance(rate.value, float):
             return
         kind = str(optimizer.value) if optimizer is not None else ""
-        usual = 3e-3 if "ada" in kind or "lion" in kind else 0.11 if "sgd" in kind else 0.049
+        usual = highest_rate(kind)
         sized = "ims_per_batch" in (batch.key.lower() if batch is not None else "")
         if sized and batch is not None and isinstance(batch.value, float):
             usual = 1.9 * 0.02 * batch.value / 16  # detectron2 scales 0.02 for 16 images
         if rate.value < 0:
             yield Fact(name="lr-negative", where=rate.where, words=f"learning rate {rate.value:g}")
         elif rate.value > usual:
-            level = "extreme" if rate.value > 8 * usual or rate.value >= 1 else "high"
+            level = "extreme" if rate.value > 8 * usual or rate.value >= max(1.0, 2 * usual) else "high"
             level = "absurd" if rate.value > 200 * usual else level
             beside = f" with {kind}" if kind else ""
             beside += f" for a batch of {batch.shown}" if sized and batch is not None else ""

@@ -13,7 +13,7 @@ from ..bugs import read_versions
 from ..diagnosis import Looked, Moment
 from ..evidence import Fact
 from ..machines import read_hardware
-from .part import Part
+from .part import Part, name_in
 
 MAX_INCIDENTS = 200
 _ORIGINS = {"range": "fp32-fine", "data": "bad-batch", "state": "nan-weights", "scale": "loss-scale-halving-sparse"}
@@ -39,7 +39,7 @@ def read_incidents(paths: Sequence[Path], root: Path) -> Part:
 
 def _name(path: Path, root: Path) -> str:
     place = path.parent if path.name == "incident.json" else path
-    return str(place.relative_to(root)) if place.is_relative_to(root) else str(place)
+    return name_in(root, place)
 
 
 def _facts(name: str, incident: Incident) -> Iterator[Fact]:

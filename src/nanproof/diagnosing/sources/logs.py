@@ -12,7 +12,7 @@ from ...logs.foresee import foresee
 from ...logs.timeline import Timeline, timeline
 from ..diagnosis import Looked, Moment
 from ..evidence import Fact
-from .part import Part
+from .part import Part, name_in
 from .story import read_story
 
 MAX_LOGS = 12
@@ -56,12 +56,6 @@ def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tupl
     if len(found) > MAX_LOGS:
         notes.append(f"{len(found) - MAX_LOGS} older logs were not read")
     return Part(facts=tuple(facts), looked=tuple(looked), notes=tuple(notes), moments=tuple(moments)), tuple(series)
-
-
-def name_in(root: Path, path: str | Path) -> str:
-    """A path as the user knows it: below the folder that was given."""
-    name = str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else str(path)
-    return name if name != "." else Path(path).absolute().name
 
 
 def _summary(name: str, series: Series, story: Timeline) -> str:

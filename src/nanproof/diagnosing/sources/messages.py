@@ -14,6 +14,7 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "labels-masked": ("labels-all-masked",),
     "kernel-not-built": ("kernel-not-built",),
     "sdpa-strides": ("cudnn-sdpa-warning",),
+    "checkpoint-unreadable": ("checkpoint-unreadable",),
     "device-assert": ("device-assert",),
     "label-assert": ("labels-out-of-range",),
     "invalid-value": ("preprocessing-warning",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..diagnosis import Looked, Moment
 from ..evidence import Fact
@@ -29,3 +30,18 @@ def join(*parts: Part) -> Part:
         notes=tuple(n for p in parts for n in p.notes),
         tables={k: v for p in parts for k, v in p.tables.items()},
     )
+
+
+def name_in(root: Path, path: str | Path) -> str:
+    """A path as the user would type it; of folders given in full, what lies below them.
+
+    >>> name_in(Path("runs/a"), "runs/a/train.log"), name_in(Path("/home/u/a"), "/home/u/a/train.log")
+    ('runs/a/train.log', 'train.log')
+    """
+    name = str(Path(path).relative_to(root)) if root.is_absolute() and Path(path).is_relative_to(root) else str(path)
+    return name if name != "." else Path(path).absolute().name
+
+
+def shorten(text: str, root: Path) -> str:
+    """Sentences with paths in them, with the paths as `name_in` gives them."""
+    return text.replace(f"{root}/", "") if root.is_absolute() else text

@@ -83,6 +83,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
         notes.append(f"{len(left)} other {word} not read: {', '.join(left[:3])}")
     files = [f for f in files if not any(_within(f, root / name) for name in left)]
     project = _project(root, files)
+    project = Path(os.path.relpath(project)) if project is not None and not root.is_absolute() else project
     around = [f for f in _walk([project], depth=3) if not _in_run(f, project)] if project is not None else []
     if project is not None:
         notes.append(f"code and configs are those of {os.path.relpath(project)}")
@@ -93,7 +94,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
     return Places(
         root=root,
         logs=tuple(sorted(logs, key=lambda log: -log.modified)),
-        configs=tuple(f for f in every if _may_be_config(f, other)),
+        configs=tuple(f for f in every if _may_be_config(f, other) and not _came_later(f, logs)),
         code=tuple(f for f in every if f.suffix == ".py"),
         checkpoints=tuple(checkpoints),
         incidents=tuple(f for f in files if f.name == "incident.json"),
@@ -200,6 +201,14 @@ def _may_be_config(file: Path, other: set[Path]) -> bool:
         and file not in other
         and not any(folder in other for folder in file.parents)
     )
+
+
+def _came_later(file: Path, logs: Sequence[LogFile]) -> bool:
+    """Whether harden wrote this config beside the one of the run after the run had ended: it was never in force."""
+    stem = file.stem.removesuffix("_stable")
+    if stem == file.stem or not file.with_name(f"{stem}{file.suffix}").exists() or not logs:
+        return False
+    return file.stat().st_mtime > max(log.modified for log in logs)
 
 
 def _walk(named: Sequence[Path], depth: int = MAX_DEPTH) -> Iterator[Path]:

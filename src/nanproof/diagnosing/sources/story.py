@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ...floats import format_of
-from ...logs import Series
+from ...logs import Column, Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.moments.moment import MomentKind
 from ...logs.timeline import Timeline
@@ -27,12 +27,12 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
 
     yield from read_messages(series, name)
     yield from (fact(f, m) for f, m in _broken(series, story, each_step))
-    yield from (fact(f, m) for f, m in _before(story))
+    yield from (fact(f, m) for f, m in _before(series, story))
     yield from (fact(f, m) for f, m in _spikes(story))
     yield from (fact(f, m) for f, m in _scale(series, story))
     if scaled := _loss_scale(series):
         yield Fact(name="precision", value="fp16", where=name, words=scaled)
-    yield from (fact(f, words=w) for f, w in _resumes(story))
+    yield from (fact(f, words=w) for f, w in _resumes(series, story))
     yield from (fact(f, words=w) for f, w in _norms(series))
     grown = list(_activations(series))
     yield from (fact("activation-explosion", words=w) for w in grown)
@@ -43,7 +43,7 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     onset = _onset(series, story, each_step)
     if onset is not None:
         yield Fact(name="onset", value=onset[0], where=name, words=onset[1])
-    if story.outcome == "healthy" and series.loss is not None and len(series.loss) >= 20:
+    if story.outcome == "healthy" and series.loss is not None and len(series.loss) >= 20 and _learns(series.loss):
         yield fact("run-healthy", words="the log shows a run that is finite and learns")
     if story.outcome in ("healthy", "useless") and series.loss is not None and len(series.loss) >= 20:
         yield fact("loss-finite", words=f"all {series.loss.total:,} losses are finite")
@@ -53,6 +53,14 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
                 yield Fact(name="about", value=found.value, where=name, words=f"column {column}")
     yield from (fact(f, m) for f, m in _more(series, story))
     yield from (fact(f, words=w) for f, w in _bounds(series))
+
+
+def _learns(loss: Column) -> bool:
+    """Whether the loss is no higher at the end than it was; below zero it is a likelihood or a reward."""
+    values = loss.values[~loss.bad]
+    quarter = max(2, len(values) // 4)
+    first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
+    return last <= first or ((first - last) < 0.02 * abs(first) and loss.steps[0] > 1_000 and last <= 1.02 * first)
 
 
 def _more(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
@@ -128,8 +136,7 @@ def _broken(series: Series, story: Timeline, each_step: bool) -> Iterator[tuple[
         if moment.numbers.get("lr") == 0.0:
             yield "nan-at-lr-0", moment
     parts = [m for m in losses if roles[m.column] == "component"]
-    healthy = [c for c in series.components if c.name not in bad and c.role == "component"]
-    if parts and (healthy or (main is not None and parts[0].row < main.row)):
+    if parts and (_others_finite(series, parts[0].row) or (main is not None and parts[0].row < main.row)):
         yield "one-component-nan", parts[0]
     for moment in (m for name, m in bad.items() if roles[name] == _NORM):
         if not losses and _skipped(series, moment):
@@ -146,6 +153,13 @@ def _broken(series: Series, story: Timeline, each_step: bool) -> Iterator[tuple[
     for kind, flag in kinds:
         for moment in story.of(kind)[:1]:
             yield ("loss-zero" if moment.numbers.get("whole") else flag), moment
+
+
+def _others_finite(series: Series, row: int) -> bool:
+    """Whether a component of the loss is finite in the row in which another one broke, or never breaks."""
+    parts = [c for c in series.components if c.role == "component"]
+    there = [c for c in parts if bool(((c.rows == row) & ~c.bad & (c.values != 0.0)).any())]
+    return bool(there) or any(len(c) and not c.bad.any() for c in parts)
 
 
 def _skipped(series: Series, norm: Told) -> bool:
@@ -170,9 +184,11 @@ def _bad_norm(norm: Told, loss: Told | None, story: Timeline) -> Iterator[tuple[
         yield "grad-nan-loss-finite-first", norm
 
 
-def _before(story: Timeline) -> Iterator[tuple[str, Told]]:
+def _before(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     """How it went before it broke."""
     for moment in story.of("growth"):
+        if _rises(series, moment):
+            yield "diverges-as-lr-rises", moment
         if "norm" in moment.column:
             yield "grad-explosion", moment
         elif moment.numbers["end"]:
@@ -186,6 +202,14 @@ def _before(story: Timeline) -> Iterator[tuple[str, Told]]:
     for moment in story.of("negative-loss")[:1]:
         if moment.numbers["lowest"] < -0.5:
             yield "negative-loss", moment
+
+
+def _rises(series: Series, growth: Told) -> bool:
+    """Whether the learning rate went up while something grew."""
+    if series.lr is None:
+        return False
+    rate = series.lr.values[(series.lr.rows >= growth.row) & (series.lr.steps <= (growth.until or 0)) & ~series.lr.bad]
+    return len(rate) >= 2 and bool((np.diff(rate) >= 0).all()) and float(rate[-1]) > 1.2 * float(rate[0]) > 0
 
 
 def _spikes(story: Timeline) -> Iterator[tuple[str, Told]]:
@@ -230,7 +254,7 @@ def _loss_scale(series: Series) -> str:
     return ""
 
 
-def _resumes(story: Timeline) -> Iterator[tuple[str, str]]:
+def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
     """Resumes, what the rate did there, and whether the loss leapt at each of them."""
     jumps = [m for m in story.of("lr-jump") if not m.benign and m.numbers["before"] > 0]
     jumps = [m for m in jumps if m.row > 2 or story.of("resume")]
@@ -243,7 +267,12 @@ def _resumes(story: Timeline) -> Iterator[tuple[str, str]]:
         return
     yield "resumed", f"resumed at {story.unit} {found[-1].step:,}"
     both = [m.numbers for m in found if {"lr_before", "lr_after"} <= set(m.numbers)]
-    if not jumps and both and all(_near(n["lr_before"], n["lr_after"], 1.25) for n in both):
+    back = next((m for m in found if _starts_anew(series, m)), None)
+    if back is not None and not jumps:
+        lr = back.numbers
+        words = f"lr fell to {lr['lr_before']:.3g} before the resume and starts anew at {lr['lr_after']:.3g}"
+        yield "lr-discontinuity", words
+    elif not jumps and both and all(_near(n["lr_before"], n["lr_after"], 1.25) for n in both):
         yield "lr-continuous", f"lr {both[-1]['lr_before']:.3g} before the resume, {both[-1]['lr_after']:.3g} after"
     losses = [m for m in found if {"loss_before", "loss_after"} <= set(m.numbers)]
     if losses and all(m.numbers["loss_after"] > 1.3 * abs(m.numbers["loss_before"]) for m in losses):
@@ -252,6 +281,15 @@ def _resumes(story: Timeline) -> Iterator[tuple[str, str]]:
             "spike-at-each-resume",
             f"loss {last['loss_before']:.4g} before the resume, {last['loss_after']:.4g} after",
         )
+
+
+def _starts_anew(series: Series, resume: Told) -> bool:
+    """Whether a rate that only fell before a resume is higher after it, if by little: the schedule lost its place."""
+    if series.lr is None or not {"lr_before", "lr_after"} <= set(resume.numbers):
+        return False
+    before = series.lr.values[(series.lr.rows < resume.row) & ~series.lr.bad]
+    fell = len(before) >= 5 and bool((np.diff(before[-20:]) <= 0).all()) and before[-1] < before[0]
+    return bool(fell and resume.numbers["lr_after"] > 1.05 * resume.numbers["lr_before"])
 
 
 def _near(a: float, b: float, factor: float) -> bool:
@@ -264,10 +302,11 @@ def _norms(series: Series) -> Iterator[tuple[str, str]]:
     if norm is None:
         return
     values = norm.values[~norm.bad]
-    if len(values) < 12:
-        return
-    if values.min() == values.max() and values[0] > 0:
+    exact = len(repr(float(values[0]))) > 8 if len(values) else False  # many digits: no chance
+    if len(values) >= (4 if exact else 12) and values.min() == values.max() and values[0] > 0:
         yield "constant-grad-norm", f"{norm.name} is {values[0]:.6g} at all {len(values):,} points"
+        return
+    if len(values) < 12:
         return
     if 0 < np.median(values) < 1e-4:
         yield "grad-norm-tiny", f"the median of {norm.name} is {np.median(values):.2g}"
@@ -317,6 +356,8 @@ def _onset(series: Series, story: Timeline, each_step: bool) -> tuple[str, str] 
         return "intermittent", words
     if resumed and 0 <= first.step - resumed[-1].step <= max(200, last // 20):
         return "after-resume", f"{words}, {first.step - resumed[-1].step:,} after a resume"
+    if not resumed and (peak := _at_peak(series, first)):
+        return "at-lr-peak", f"{words}, {peak}"
     if each_step and first.step <= 2 and (series.logging_steps or 1) == 1 and not resumed:
         return ("step1" if first.step <= 1 else "step2"), words
     if "last_finite" not in first.numbers and not resumed and first.kind == "nonfinite":
@@ -329,11 +370,27 @@ def _onset(series: Series, story: Timeline, each_step: bool) -> tuple[str, str] 
     return ("late" if first.step > 0.6 * last else "mid"), words
 
 
+def _at_peak(series: Series, first: Told) -> str:
+    """Whether it broke where the warm-up had just ended: the rate rose up to the break and rises no more."""
+    rate = series.lr
+    if rate is None or "last_finite" not in first.numbers:
+        return ""
+    before, after = rate.values[rate.rows < first.row], rate.values[rate.rows >= first.row]
+    if not len(before) or not len(after) or bool(rate.bad.any()):
+        return ""
+    top, near = float(max(before.max(), after.max())), before[-3:]
+    rose = before[0] < 0.7 * top and bool((np.diff(before) >= 0).all()) and bool((near < 0.999 * top).any())
+    ended = len(after) >= 2 and bool((np.diff(after) <= 0).all())
+    return f"as the learning rate reached {top:.3g}" if rose and ended and after[0] >= 0.9 * top else ""
+
+
 def _sudden(series: Series, story: Timeline) -> bool:
     """Whether it broke out of a level course: ten good points before, and nothing that grew, leapt or drifted."""
-    loss = series.loss
     first = next((m for m in story.of("nonfinite", "hidden-nan") if _counts(series, m)), None)
-    if first is None or loss is None or int((loss.rows < first.row).sum()) < 10:
+    if first is None:
+        return False
+    loss = series.loss if series.loss is not None else series.columns[first.column]
+    if int((loss.rows < first.row).sum()) < 10:
         return False
     return not story.of("growth", "divergence") and not [m for m in story.of("spike") if not m.benign]
 

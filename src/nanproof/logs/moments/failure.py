@@ -109,11 +109,12 @@ def find_zeros(series: Series) -> list[Moment]:
     masked = zero & there & (norms == 0.0)
     if masked.sum() >= 2 or (masked.any() and masked[0]):
         found.append(_zeros(series, loss, masked, "masked-loss", _MASKED, norms))
-    return found
+    # a loss that is 0 all along while gradients flow is a policy's; one that turns to 0 is not
+    return found or (_bare_zeros(series, loss, zero) if not zero.all() else [])
 
 
 def _bare_zeros(series: Series, loss: Column, zero: NDArray[np.bool_]) -> list[Moment]:
-    """Without a norm to tell, zeros are worth a word when they come in a row, to the end, after a loss above."""
+    """Where no norm tells more, zeros are worth a word when they come in a row, to the end, after a loss above."""
     tail = len(zero) if zero.all() else int(np.argmin(zero[::-1]))
     if tail < 2 or (tail < len(zero) and float(np.median(loss.values[~zero])) < 0.1):
         return []

@@ -9,8 +9,8 @@ import numpy as np
 from ..series import Column, Series
 from .moment import Moment, at, many, show
 
-POINTS = 20
-"""With fewer points a loss may well look flat."""
+POINTS, FEW = 20, 10
+"""With fewer points a loss may well look flat, unless it hardly moves at all."""
 CHANCES = (
     2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50, 80, 91, 100, 150, 200, 256, 365, 400, 1000, 1024, 21841, 30522, 32000, 50257,
     50304, 128256,
@@ -28,12 +28,13 @@ def _flat(series: Series) -> list[Moment]:
     if loss is None:
         return []
     good = loss.only(~loss.bad & (loss.values != 0.0))
-    if len(good) < POINTS or len(good) < len(loss) // 2:
+    if len(good) < FEW or len(good) < len(loss) // 2:
         return []
+    allowed = 0.02 if len(good) >= POINTS else 0.004
     tenth = max(5, len(good) // 10)
     first, last = float(np.median(good.values[:tenth])), float(np.median(good.values[-tenth:]))
     smooth = [float(np.median(part)) for part in np.array_split(good.values, 10)]
-    if first <= 0 or max(smooth) - min(smooth) > 0.02 * first:
+    if first <= 0 or max(smooth) - min(smooth) > allowed * first:
         return []
     text = f"the loss is flat: {show(first)} at first, {show(last)} at the end of {many(loss.total, 'point')}"
     level = float(np.median(good.values))

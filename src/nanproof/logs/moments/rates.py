@@ -31,6 +31,7 @@ def find_jumps(series: Series) -> list[Moment]:
             continue
         before, after, step = float(good.values[i]), float(good.values[i + 1]), int(good.steps[i + 1])
         resumed = _resumed(series, int(good.rows[i]), int(good.rows[i + 1]))
+        warming = not resumed and bool((np.diff(good.values[: i + 2]) >= 0).all())  # a warm-up in stairs, by epochs
         text = f"the learning rate goes at once from {show(before)} to {show(after)} at {at(series, step)}"
         numbers = {"before": before, "after": after, "resumed": float(resumed)}
         if before > 0:
@@ -38,7 +39,8 @@ def find_jumps(series: Series) -> list[Moment]:
         found.append(
             Moment(
                 kind="lr-jump", step=step, row=int(good.rows[i + 1]), text=text + (", at a resume" if resumed else ""),
-                column=rate.name, value=after, benign=after < before and not resumed, numbers=numbers,
+                column=rate.name, value=after, benign=warming or (after < before and not resumed),
+                numbers=numbers,
             )
         )  # fmt: skip
     return found

@@ -106,6 +106,8 @@ def _with_leads(series: Series, spikes: list[Moment]) -> list[Moment]:
 
 
 GROWN = {"grad_norm": 4.0, "loss": 2.0}
+STEADY, STAIRS = 1.25, 5
+"""A loss that rises at each of its last points needs to have grown by less."""
 RUNAWAY = 8.0
 """By how much a loss that is finite to the end must have grown."""
 COMPONENTS = 24
@@ -130,6 +132,10 @@ def _growth(series: Series, column: Column, broke: int | None) -> Moment | None:
     base, last = float(np.median(half)), float(before[-1])
     factor = GROWN["grad_norm" if column.role == "grad_norm" else "loss"]
     factor = factor if broke is not None else RUNAWAY
+    climb = before[-STAIRS - 1 :] if broke is not None and column.role != "grad_norm" else before[:0]
+    steady = len(climb) > STAIRS and bool((np.diff(climb) > 0).all()) and last == before.max()
+    if steady and last <= factor * base:
+        base, factor = float(climb[0]), STEADY
     if not (base > 0 and last > factor * base and last >= before.max() / 2 and last > 0.5):
         return None
     start = len(mine) - (len(before) - int(np.argmax(before > base * factor**0.5)))
