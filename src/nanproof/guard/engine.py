@@ -756,6 +756,8 @@ class Engine:
     def _answer_warning(self, early: EarlyWarning) -> None:
         """The run is likely to break soon: say so, and do what the policy wants; the step itself stays as it is."""
         how, said = self.policy.on_warning, f"{early}; risk {early.risk:.2f}"
+        if how in ("heal", "stop") and not self.ranks.alone:
+            how = "snapshot"  # forecasts are each rank's own, and what all ranks must do together all must agree on
         verdict = Verdict(kind="forecast", step=early.step, names=tuple(t.name for t in early.trends[:3]))
         done = ""
         if how != "nothing":
