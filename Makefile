@@ -34,7 +34,7 @@ help:
 	@echo "make soak   100,000 guarded steps with rare faults"
 	@echo "make spikes healthy runs of many kinds: how often the guard would veto a step of them; writes docs/guard.md"
 	@echo "make wheel  build the wheel into dist/"
-	@echo "make docs   regenerate the generated pages in docs/"
+	@echo "make docs   regenerate what is generated in docs/, run the sessions it shows, build the site into build/site"
 
 setup: $(READY)
 
@@ -92,6 +92,7 @@ load: $(READY)
 
 peers: $(READY)
 	$(BIN)/python scripts/peers.py
+	$(BIN)/python scripts/remedies.py --write
 
 engines: $(READY)
 	$(BIN)/python scripts/engines.py
@@ -106,7 +107,11 @@ wheel: $(READY)
 	@$(BIN)/python -m hatchling build -t wheel
 
 docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python scripts/docs.py
+	$(BIN)/python scripts/sessions.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site is ready. Look at it: $(BIN)/python -m http.server -d build/site"
 
 pictures: $(READY)
 	$(BIN)/python scripts/pictures.py

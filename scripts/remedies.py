@@ -16,7 +16,7 @@ from pathlib import Path
 
 from written import write_table
 
-SCRIPT = '''
+SCRIPT = """
 import hashlib, json, sys
 import torch
 from torch import nn
@@ -64,7 +64,7 @@ if REMEDY == "Lightning":
 
     lightning.Trainer(
         max_epochs=1, accelerator="cpu", gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
-    ).fit(Module(), [batch for _, batch in batches])
+    ).fit(Module(), torch.utils.data.DataLoader([batch for _, batch in batches], batch_size=None))
     number, batches = batches[-1][0], []
 
 for number, (inputs, targets) in batches:
@@ -97,9 +97,17 @@ print("RESULT", json.dumps({
     "digest": digest,
     "ended": number == len(loader) - 1,
 }))
-'''
+"""
 LINE = next(n for n, line in enumerate(SCRIPT.splitlines(), 1) if "# the division" in line)
-REMEDIES = ("clipping alone", "detect_anomaly", "GradScaler", "clip + isnan", "Lightning", "OLMo SkipStep", "nanproof run")
+REMEDIES = (
+    "clipping alone",
+    "detect_anomaly",
+    "GradScaler",
+    "clip + isnan",
+    "Lightning",
+    "OLMo SkipStep",
+    "nanproof run",
+)
 
 
 def measure(remedy: str, folder: Path) -> dict[str, str] | None:

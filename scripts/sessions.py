@@ -1,8 +1,9 @@
 """Runs the sessions that pages show, and writes what the commands print today; with --check, only compares.
 
-A page has sessions when it has files, or says ``<!-- session -->``. A fence below ``<!-- file: train.py -->`` is written
-to that file in an empty folder. Then every ``text`` fence that begins with ``$ `` is run there from top to bottom, and what a command prints,
-errors included, must be what the page shows. Decimals are not compared: the last digits belong to the processor.
+A page has sessions when it has files, or says ``<!-- session -->``. A fence below ``<!-- file: train.py -->`` is
+written to that file in an empty folder. Then every ``text`` fence that begins with ``$ `` is run there from top to
+bottom, and what a command prints, errors included, must be what the page shows. Decimals are not compared: the last
+digits belong to the processor.
 Pages marked ``<!-- slow -->`` are run by ``make docs`` alone.
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ..plugins import plugins
 from .import_hooks import ImportHooks
 from .patches import Patches
 from .session import Session
@@ -53,6 +54,8 @@ def watch_trainers(hooks: ImportHooks, patches: Patches, session: Session) -> No
     def keras(_: ModuleType) -> None:
         session.miss("Keras", "its optimizers are not torch's, and a step of theirs cannot be vetoed")
 
+    for watch in plugins("trainers"):
+        watch(hooks, patches, session)
     hooks.await_module("transformers.trainer", hugging_face)
     hooks.await_module("lightning.pytorch.trainer.trainer", lightning)
     hooks.await_module("pytorch_lightning.trainer.trainer", lightning)
