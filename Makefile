@@ -13,7 +13,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes portability pages versions wheel docs setup clean pictures
+.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes portability pages versions wheel docs release-check setup clean pictures
 
 help:
 	@echo "make demo   set up and run the story: a training run dies, one command finds its cure, the cured run trains"
@@ -23,7 +23,7 @@ help:
 	@echo "make pages        measure the four cases again and write their pages in docs/cases"
 	@echo "make versions     run the tests under the oldest, a middle and the newest torch; writes docs/versions.md"
 	@echo "make coverage     all tests, and the lines that none of them runs"
-	@echo "make lint   ruff and mypy --strict"
+	@echo "make lint   ruff, mypy --strict, and the words that are not used here"
 	@echo "make bench  measure the cost side by side, as ratios"
 	@echo "make cure-bench   cure twenty dying programs, beside two baselines; writes docs/cure.md"
 	@echo "make chaos  the fault-injection campaign (SEEDS=2000 a longer one, SEED=numeric:17 one trial again)"
@@ -34,6 +34,7 @@ help:
 	@echo "make soak   100,000 guarded steps with rare faults"
 	@echo "make spikes healthy runs of many kinds: how often the guard would veto a step of them; writes docs/guard.md"
 	@echo "make wheel  build the wheel into dist/"
+	@echo "make release-check  wheel, sdist, metadata, README, versions, import without torch"
 	@echo "make docs   regenerate what is generated in docs/, run the sessions it shows, build the site into build/site"
 
 setup: $(READY)
@@ -49,6 +50,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/words.py
 
 test: lint
 	$(BIN)/python -m compileall -q src # tests start hundreds of processes; none should compile it again
@@ -112,6 +114,9 @@ docs: $(READY)
 	$(BIN)/python scripts/sessions.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site is ready. Look at it: $(BIN)/python -m http.server -d build/site"
+
+release-check: $(READY)
+	$(BIN)/python scripts/release_check.py
 
 pictures: $(READY)
 	$(BIN)/python scripts/pictures.py

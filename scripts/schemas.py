@@ -1,7 +1,5 @@
 """The shape of what each command prints with --json: docs/schemas is generated from it, tests hold outputs to it."""
 
-from __future__ import annotations
-
 from typing import Any, NotRequired, TypedDict
 
 from nanproof.cases.compare import Comparison as CaseComparison
@@ -171,4 +169,5 @@ OUTPUTS: dict[str, Any] = {
 
 def schemas() -> dict[str, dict[str, Any]]:
     """The schemas by file name."""
-    return {f"{verb}.json": schema_of(kind, f"nanproof {verb} --json") for verb, kind in OUTPUTS.items()}
+    titles = {verb: "nanproof --json" if verb == "nanproof" else f"nanproof {verb} --json" for verb in OUTPUTS}
+    return {f"{verb}.json": schema_of(kind, titles[verb], printed=True) for verb, kind in OUTPUTS.items()}

@@ -57,7 +57,7 @@ def test_a_log_format_is_read(site: Path, tmp_path: Path) -> None:
 
 
 def test_an_integration_is_attached_when_its_library_is_imported(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("from acme_trainer import Trainer\nprint(Trainer().callbacks)\n")
+    (tmp_path / "train.py").write_text("import torch\nfrom acme_trainer import Trainer\nprint(Trainer().callbacks)\n")
     done = nanproof(site, tmp_path, "run", "--run-dir", "runs/a", "train.py")
     assert "the callback that tells the guard about steps" in done.stdout, done.stderr
 
