@@ -13,6 +13,7 @@ import yaml
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import sessions  # noqa: E402 - the script that writes them is the one that checks them
+import words  # noqa: E402
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -56,6 +57,14 @@ def test_a_session_that_shows_something_else_is_noticed(tmp_path: Path) -> None:
     page.write_text("<!-- session -->\n```text\n$ echo loss 1.25 at step 7\nloss 1.31 at step 8\n```\n")
     (tmp_path / "empty").mkdir()
     assert "+loss 0.0 at step 7" in sessions.difference(page, tmp_path / "empty")
+
+
+def test_words_that_are_not_used_are_found_with_what_to_write_instead() -> None:
+    assert words.found_in("fine\nthe colour at hand") == [
+        (2, "colour", "color, colored"),
+        (2, "at hand", "available, current, or nothing"),
+    ]
+    assert words.found_in("normalize the color; uninitialised-params, `normalise`") == []
 
 
 def test_the_navigation_of_the_site_leads_to_pages() -> None:

@@ -126,8 +126,8 @@ def test_the_page_has_every_curve(project: Path, outcome: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--budget", "soon", "--", "python", "train.py"], "--budget soon is no time"),
-        (["--", "python", "missing.py"], "there is no program missing.py"),
+        (["--budget", "soon", "--", "python", "train.py"], "--budget soon is not a duration"),
+        (["--", "python", "missing.py"], "no such program: missing.py"),
         (["--", "bash", "x.sh"], "'bash' is not a Python program"),
         ([], "no command to cure"),
         (["."], "has no run.json"),

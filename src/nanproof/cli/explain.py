@@ -54,7 +54,7 @@ def _find(name: str) -> Topic:
         format_of(name)  # says which formats there are
     right = next((w for w in known if close and w.lower() == close[0]), None)
     hint = f"did you mean {right}?" if right else "give a code such as NP301, a rule's name, or a format such as fp16"
-    raise UsageError(f"there is nothing called {name!r} to explain", hint=hint)
+    raise UsageError(f"nothing to explain for {name!r}", hint=hint)
 
 
 def _show_topic(screen: Screen, topic: Topic) -> None:
