@@ -54,7 +54,7 @@ WORDS = {
     # one spelling: American
     r"(?:in|mis)?behaviours?": "behavior",
     r"colou?rs?(?<!color)(?<!colors)|coloured": "color, colored",
-    r"\w*(?:initial|normal|quant|recogn|serial|optim|vector|synchron|general|minim|maxim)is(?:e[ds]?|ing|ations?)": "-iz-",
+    r"\w*(?:initial|normal|quant|recogn|serial|optim|vector|synchron|minim|maxim)is(?:e[ds]?|ing|ations?)": "-iz-",
     r"cent(?:re|red)": "center, centered",
     r"labell(?:ed|ing)": "labeled, labeling",
     r"modell(?:ed|ing)": "modeled, modeling",

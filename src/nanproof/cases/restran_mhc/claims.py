@@ -25,8 +25,8 @@ def _start_fresh(runs: Runs) -> Judgement:
     again = runs.result("advised")
     fate = f"dies again, at step {again.first_bad_step}" if again.outcome == "died" else f"ends {again.outcome}"
     told = (
-        f"{len(bad)} of {len(found)} tensors were bad, all of them BatchNorm statistics; with these collected again the "
-        f"checkpoint reads {score.value:.2f} of the plates; a fresh run {fate}"
+        f"{len(bad)} of {len(found)} tensors were bad, all of them BatchNorm statistics; with these collected again "
+        f"the checkpoint reads {score.value:.2f} of the plates; a fresh run {fate}"
     )
     if again.value >= score.value:
         return Judgement(verdict="helped", measured=told)
