@@ -26,13 +26,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from written import write_table
 
-from nanproof import Guard
+from nanproof import Guard, Policy
 from nanproof.errors import GuardStop, NanproofError
 
 BATCH, BATCHES, WHERE = 4, 24, 16
 SCALE = 4096.0
 """Small enough that no healthy step overflows; large enough that dividing the loss by four loses no bit."""
-GUARD: dict[str, Any] = {"window": 16}
+GUARD: dict[str, Any] = {"policy": Policy(spike_window=16)}
 """The one option that is not the default: runs of 24 steps are over before the usual window is full."""
 HEALTHY, NAN_LOSS, NAN_GRAD, INF_GRAD, SPIKE, HUGE, NAN_INPUT = range(7)
 FAULTS = {

@@ -1,6 +1,6 @@
 """Records as small pieces of HTML, for notebooks: ``_repr_html_`` of a record is a card.
 
->>> card("died at step 3", {"cause": "log(0) < 0"}, good=False)[:35]
+>>> card("died at step 3", {"cause": "log(0) < 0"}, good=False)[:36]
 '<div style="border-left:3px solid #c'
 
 Nothing but tags and inline styles; everything that comes from a file is escaped. No script.

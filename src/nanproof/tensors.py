@@ -112,7 +112,7 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
             return [p for t in tensor.unbind() for p in parts_of(t)]
         if tensor.layout != torch.strided:
             tensor = tensor.to_dense()
-        if tensor.numel() and not _has_memory(tensor):
+        if tensor.numel() and not has_memory(tensor):
             return []
         return [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor]
 
@@ -121,7 +121,7 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 _WITHOUT_VALUES = ("FakeTensor", "FunctionalTensor")
 
 
-def _has_memory(tensor: Tensor) -> bool:
+def has_memory(tensor: Tensor) -> bool:
     """Whether there is anything at its address: not when FSDP has freed the weights that it gathered."""
     try:
         return bool(tensor.data_ptr())

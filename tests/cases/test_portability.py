@@ -17,4 +17,4 @@ SCRIPT = str(Path(__file__).parents[2] / "scripts" / "portability.py")
 def test_a_case_dies_and_is_healed_whatever_the_processor(tmp_path: Path, case: str) -> None:
     words = ("--cases", case, "--settings", "default", "avx2", "--seeds", "3", "--out", str(tmp_path / "out"))
     said = run(SCRIPT, *words)
-    assert said.splitlines()[-1] == "every original died and every stable variant trained"
+    assert "every original died and every stable variant trained" in said

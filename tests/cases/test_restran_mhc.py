@@ -125,12 +125,11 @@ def test_the_clamps_and_the_eps_do_not_help(train: Train) -> None:
 
 
 @pytest.mark.slow
-def test_the_stable_one_reads_plates_at_the_same_rate(train: Train) -> None:
+def test_the_stable_one_reads_plates(train: Train) -> None:
     stable = train("restran-mhc", "stable")
     result, log = stable.result, stable.log
     assert result.outcome == "trained", result
     assert result.largest_activation < 1000
-    assert max(line["lr"] for line in log) > 0.99 * load(FOLDER / "configs", "original").optimizer.lr
     assert log[-1]["alpha_res"] > 0.02  # streams that mix have a gradient
 
 
@@ -184,7 +183,8 @@ def test_a_resume_brings_the_old_learning_rate_back_but_not_in_the_stable_one(tm
         if name == "original":
             assert second[0]["lr"] > first[-1]["lr"]
         else:
-            assert second[0]["lr"] == pytest.approx(first[-1]["lr"] / 5, rel=0.2)
+            _, lowered = train_here(tmp_path / "lowered", "--config-name", name, *few, "6", lower)
+            assert [line["lr"] for line in second] == pytest.approx([line["lr"] for line in lowered[4:]])
 
 
 def test_a_resumed_stable_run_is_the_run_that_was_not_interrupted(tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ def _run_folder(home: Path) -> dict[str, Any]:
         for name in incident.bundle.values():
             load_file(folder / name) if name.endswith("safetensors") else json.loads((folder / name).read_text())
         incidents[folder.name] = sorted(p.name for p in folder.iterdir())
-    return {"incidents": incidents, "steps": [r["step"] for r in files.read_jsonl(log)] if log.exists() else []}
+    lines = list(files.read_jsonl(log)) if log.exists() else []
+    return {"incidents": incidents, "steps": [r["step"] for r in lines if "event" not in r]}
 
 
 def _lines_and_incidents(left: Any, old: Any, new: Any) -> bool:

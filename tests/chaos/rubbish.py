@@ -169,7 +169,7 @@ def codes(folder: Path, seed: int, count: int, canary: Path) -> Iterator[Piece]:
     }  # fmt: skip
     for name, data in crafted.items():
         yield _write(folder, "code", name, data, bad=True)
-    fixtures = sorted((TESTS / "lint" / "fixtures").glob("np*.py"))
+    fixtures = sorted((TESTS / "linting" / "fixtures").glob("np*.py"))
     chosen = {f"{i}.py": p.read_bytes() for i, p in enumerate(random.Random(f"code:{seed}").sample(fixtures, 12))}
     yield from _mutants(folder, "code", chosen, seed, count)
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import torch.multiprocessing as mp
+from support.forked import context
 
 
 def _main(fn: Callable[..., Any], rank: int, world: int, store: str, args: tuple[Any, ...], results: Any) -> None:
@@ -33,13 +33,12 @@ def _main(fn: Callable[..., Any], rank: int, world: int, store: str, args: tuple
 
 def on_ranks(fn: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 600, check: bool = True) -> list[Any]:
     """What ``fn(rank, *args)`` returns on every rank; with ``check=False`` errors are returned as text."""
-    context = mp.get_context("forkserver")  # torch is loaded once, in a process that has run nothing of it
-    context.set_forkserver_preload(["torch.distributed.fsdp", "nanproof.guard.guard", "nanproof.run.session"])
-    results = context.Queue()
+    forked = context()
+    results = forked.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")  # noqa: PTH118
         workers = [
-            context.Process(target=_main, args=(fn, r, world, store, args, results), daemon=True) for r in range(world)
+            forked.Process(target=_main, args=(fn, r, world, store, args, results), daemon=True) for r in range(world)
         ]
         for worker in workers:
             worker.start()

@@ -201,7 +201,8 @@ def test_two_runs_side_by_side(browser: webdriver.Chrome, serve: Callable[..., s
     other.mkdir()
     write_log(other / "training_log.jsonl", 800)
     ready(browser, serve(str(run), str(other)))
-    assert [b.text for b in browser.find_elements(By.CSS_SELECTOR, "#table .named")] == ["original", "stable"]
+    names = "[...document.querySelectorAll('#table .named')].map(b => b.innerText)"
+    assert browser.execute_script(f"return {names}") == ["original", "stable"]
     values = browser.find_element(By.CSS_SELECTOR, "figcaption .values").text
     assert "original" in values
     assert "stable" in values

@@ -30,7 +30,8 @@ def make_page(case: Case, found: Comparison) -> str:
 
 <!-- written by: nanproof case {case.name} --compare --seed {found.seed} --page {{this file}} -->
 
-Measured with {here}.
+Measured with {here}. Steps and scores differ between processors; that the original dies, and of what, does
+not ([portability](README.md#on-any-machine)).
 
 ## Three variants
 

@@ -222,11 +222,14 @@ class Engine:
         Returns the output of the call, run again with the repair; else ``output`` itself.
         """
         before = self.healer.before_pass
-        if not self.healer.live or not before.taken or all(map(is_finite, differentiable(output))):
+        if not self.healer.live or not before.taken:
             before.forget()
             return output
         healed = [output]
         with self.surviving("healing a forward pass"):
+            if all(map(is_finite, differentiable(output))):
+                before.forget()
+                return output
             replay = ModelReplay(
                 ForwardCapture.of(module, args, kwargs, output).step(probe=True) or (lambda: output),
                 before.restore,

@@ -44,6 +44,8 @@ class ForwardCapture:
         self._outputs = 0
         self._backward: tuple[str, int, str] = ("", 0, "")
         self._node = ""
+        self._outputs_were_good = False
+        """Whether a replay has come to the model's outputs and found them finite."""
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A root module is about to run."""
@@ -94,6 +96,7 @@ class ForwardCapture:
                     precision.enter_context(torch.autocast(kind, dtype=dtype))
                 outputs = differentiable(model(*args, **kwargs))
             bad = [o for o in outputs if not is_finite(o)]
+            self._outputs_were_good = not bad
             if bad:
                 return bad[0].sum()
             good = {i: g for i, g in self._gradients.items() if is_finite(g)}  # a bad one was born after the model
@@ -123,7 +126,7 @@ class ForwardCapture:
 
     def between(self) -> Location | None:
         """The culprit when the model's outputs were good and the gradient that came back to them was not."""
-        if not any(not is_finite(g) for g in self._gradients.values()):
+        if not self._outputs_were_good or not any(not is_finite(g) for g in self._gradients.values()):
             return None
         file, line, function = self._backward
         note = "the model's output is finite, the gradient that came back is not: look at the loss expression"

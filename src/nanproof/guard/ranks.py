@@ -186,6 +186,8 @@ class Ranks:
     def lowest(self, bad: bool) -> int | None:
         """The lowest rank that says so; raises `PeerFailed` when the guard of one has failed."""
         largest, _ = self._exchange((self.world - self.rank) * bad)
+        if self.alone:  # perhaps only since this exchange
+            return self.rank if bad else None
         return self.world - largest if largest else None
 
     def largest(self, value: int) -> int:

@@ -121,7 +121,9 @@ class RunDir:
             incident = dataclasses.replace(incident, id=where.name) if where is not None else incident
         if self._rank == 0 or self._alone:
             detail = f"; {looked[0]}" if looked else ""
-            if location is not None:
+            if elsewhere:  # what this rank saw is only a consequence
+                detail = ""
+            elif location is not None:
                 detail = f"; {_place(location)}"
             first = next((f for f in heard if f.bad), None)
             tapped = f"; first bad tap: {first}" if first else ""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..guard import Guard
 from ..guard.observers import Observer
 from ..records import Action, Reading, Verdict
+from ..tensors import has_memory
 from .module_lookup import Loose, find_owners
 
 log = logging.getLogger("nanproof")
@@ -98,7 +99,8 @@ class Attachment:
             return
         if self._passes == PASSES:
             known, held = self._known(), [(ref(), old) for ref, old in self._samples.values()]
-            changed = [p for p, old in held if p is not None and not torch.equal(_sample(p), old)]
+            here = [(p, old) for p, old in held if p is not None and has_memory(_local(p))]
+            changed = [p for p, old in here if not torch.equal(_sample(p), old)]
             unguarded = [p for p in changed if not (self.attached or self.stepping) or id(p) not in known]
             self._samples.clear()
             if unguarded:
@@ -106,6 +108,7 @@ class Attachment:
             return
         leaves = leaves_of(losses)
         parameters = [p for p in leaves if isinstance(p, nn.Parameter)] or leaves
+        parameters = [p for p in parameters if has_memory(_local(p))]  # not those that FSDP has gathered and freed
         for p in sorted(parameters, key=lambda p: p.numel())[:SAMPLED]:
             self._samples.setdefault(id(p), (weakref.ref(p), _sample(p)))
 
@@ -188,7 +191,12 @@ def parameters_in(optimizers: Iterable[Optimizer]) -> set[int]:
     return {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
 
 
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, or the tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def _sample(tensor: Tensor) -> Tensor:
     """Some values of a tensor, as they are now."""
-    values = getattr(tensor, "_local_tensor", tensor).detach().reshape(-1)
+    values = _local(tensor).detach().reshape(-1)
     return values[:: max(1, values.numel() // VALUES)].clone()

@@ -1,7 +1,7 @@
 """The task: convert a length or a weight, and put the result between answer tags.
 
 >>> draw_question(random.Random(0))
-Question(text='50 kg=g? ', number='50000')
+Question(text='59 kg=g? ', number='59000')
 >>> answer_of("<answer>50000</answer>"), answer_of("50000"), answer_of("<answer>50")
 ('50000', None, None)
 """

@@ -11,7 +11,7 @@ take the Inf in, the scaler leaves out every step and halves its scale, the para
 | ``advised`` | the same with the clamps and the eps of its post-mortem: dies |
 | ``resumed`` | a lower learning rate in the config, and a checkpoint that brings the old one along |
 | ``safe`` | two streams, whose sigmoids sum to 1, and a lower learning rate: survives |
-| ``stable`` | four streams, the original's learning rate, a convex read-out and streams that really mix |
+| ``stable`` | four streams, a convex read-out and streams that really mix |
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ CLAIMS = (
     ),
     Claim(
         advice="two streams, and a lower learning rate", before="n 4, lr 5e-2", after="n 2, lr 1.5e-2",
-        why="two sigmoids sum to 1 where four sum to 2; with a convex read-out four streams and the rate may stay",
+        why="two sigmoids sum to 1 where four sum to 2; with a convex read-out four streams may stay",
         measure=_two_streams,
     ),
 )  # fmt: skip

@@ -281,7 +281,7 @@ def _inside(series: Series) -> Iterator[tuple[str, float, float]]:
     """Logged activations, logits or streams: name, first value, and what it was about at the end."""
     for column in series.columns.values():
         values = column.values[~column.bad]
-        if column.role == "other" and _INSIDE.search(column.name) and len(values) >= 12:
+        if column.role == "other" and _INSIDE.search(column.name) and len(values) >= 4:
             yield column.name, abs(float(values[0])), float(np.median(np.abs(values[-len(values) // 4 :])))
 
 
