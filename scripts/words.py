@@ -54,14 +54,26 @@ WORDS = {
     # one spelling: American
     r"(?:in|mis)?behaviours?": "behavior",
     r"colou?rs?(?<!color)(?<!colors)|coloured": "color, colored",
-    r"\w*(?:initial|normal|quant|recogn|serial|optim|vector|synchron|minim|maxim)is(?:e[ds]?|ing|ations?)": "-iz-",
+    r"(?:un|re|de)?(?:initial|normal|quant|recogn|serial|optim|vector|minim|maxim)is(?:e[ds]?|ing|ations?)": "-iz-",
     r"cent(?:re|red)": "center, centered",
     r"labell(?:ed|ing)": "labeled, labeling",
     r"modell(?:ed|ing)": "modeled, modeling",
     r"neighbours?": "neighbor",
     r"roll-outs?": "rollout",
 }
-PATTERN = re.compile("|".join(rf"(?P<w{n}>(?<![\w`-])(?:{phrase})(?![\w`-]))" for n, phrase in enumerate(WORDS)), re.I)
+
+
+def _needles(phrase: str) -> list[str]:
+    """Pieces of text, one of which is in every file that has the phrase: looking for those is cheap."""
+    certain = re.sub(r"\(\?[^()]*\)\??|\w\?", "\n", phrase)
+    longest = max(re.findall(r"[a-z]{3,}", certain), key=len, default="")
+    return [longest] if longest and "|" not in certain else re.findall(r"[a-z]{3,}", phrase)
+
+
+PATTERNS = [
+    (_needles(phrase), re.compile(rf"(?<![\w`-])(?:{phrase})(?![\w`-])", re.I), instead)
+    for phrase, instead in WORDS.items()
+]
 
 # Pages that are written by a command, records of what was, quotations of what other tools print, and this list.
 GENERATED = ("docs/rules/", "docs/causes/", "docs/cli.md", "docs/architecture-walk.md", "docs/schemas/", "CHANGELOG.md")
@@ -89,13 +101,13 @@ def found_in(text: str) -> list[tuple[int, str, str]]:
     >>> found_in("fine\\nThe project at hand.")
     [(2, 'at hand', 'available, current, or nothing')]
     """
-    found = []
-    replacements = list(WORDS.values())
-    for number, line in enumerate(text.splitlines(), 1):
-        for match in PATTERN.finditer(line):
-            assert match.lastgroup is not None
-            found.append((number, match[0], replacements[int(match.lastgroup[1:])]))
-    return found
+    lower = text.lower()
+    return sorted(
+        (text.count("\n", 0, match.start()) + 1, match[0], instead)
+        for needles, pattern, instead in PATTERNS
+        if any(needle in lower for needle in needles)
+        for match in pattern.finditer(text)
+    )
 
 
 def main() -> int:

@@ -61,8 +61,8 @@ def test_a_session_that_shows_something_else_is_noticed(tmp_path: Path) -> None:
 
 def test_words_that_are_not_used_are_found_with_what_to_write_instead() -> None:
     assert words.found_in("fine\nthe colour at hand") == [
-        (2, "colour", "color, colored"),
         (2, "at hand", "available, current, or nothing"),
+        (2, "colour", "color, colored"),
     ]
     assert words.found_in("normalize the color; uninitialised-params, `normalise`") == []
 
