@@ -46,7 +46,7 @@ def _be(module: str, words: tuple[str, ...], cwd: str, environment: dict[str, st
     os.dup2(fd, 2)
     code: object = 1
     try:
-        sys.argv = [module, *words]
+        sys.argv, sys.orig_argv = [module, *words], [sys.executable, "-m", module, *words]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as leaving:

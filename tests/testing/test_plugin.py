@@ -72,7 +72,7 @@ def test_not_watched():
 def run_pytest(folder: Path, source: str) -> str:
     (folder / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "test_it.py"]
-    env = {**os.environ, "COLUMNS": "300", "OMP_NUM_THREADS": "1"}  # wide enough for a whole message
+    env = {**os.environ, "COLUMNS": "300", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}  # wide enough for a message
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600).stdout
 
 

@@ -101,7 +101,8 @@ class Attachment:
             known, held = self._known(), [(ref(), old) for ref, old in self._samples.values()]
             here = [(p, old) for p, old in held if p is not None and has_memory(_local(p))]
             changed = [p for p, old in here if not torch.equal(_sample(p), old)]
-            unguarded = [p for p in changed if not (self.attached or self.stepping) or id(p) not in known]
+            guarded = self.attached or self.stepping
+            unguarded = [p for p in changed if not guarded or (id(p) not in known and not _is_gathered(p))]
             self._samples.clear()
             if unguarded:
                 self._tell(unguarded, known)
@@ -189,6 +190,11 @@ def leaves_of(losses: Any) -> list[Tensor]:
 
 def parameters_in(optimizers: Iterable[Optimizer]) -> set[int]:
     return {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+
+
+def _is_gathered(tensor: Tensor) -> bool:
+    """Whether this is what FSDP has gathered for a pass: it changes with the shards, which the optimizer steps."""
+    return any(hasattr(o, "unshard") or type(o).__name__ == "FullyShardedDataParallel" for o in find_owners([tensor]))
 
 
 def _local(tensor: Tensor) -> Tensor:
