@@ -13,7 +13,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes portability pages versions wheel docs release-check setup clean pictures
+.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes loops portability pages versions wheel docs release-check setup clean pictures
 
 help:
 	@echo "make demo   set up and run the story: a training run dies, one command finds its cure, the cured run trains"
@@ -33,6 +33,7 @@ help:
 	@echo "make engines  DDP to DeepSpeed and Ray, bare and guarded, with the real libraries; writes docs/engines.md"
 	@echo "make soak   100,000 guarded steps with rare faults"
 	@echo "make spikes healthy runs of many kinds: how often the guard would veto a step of them; writes docs/guard.md"
+	@echo "make loops  training loops of many shapes, bare and under nanproof run; writes docs/run.md"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make release-check  wheel, sdist, metadata, README, versions, import without torch"
 	@echo "make docs   regenerate what is generated in docs/, run the sessions it shows, build the site into build/site"
@@ -101,6 +102,9 @@ engines: $(READY)
 
 soak: $(READY)
 	$(BIN)/python scripts/soak.py
+
+loops: $(READY)
+	$(BIN)/python scripts/run_table.py --write
 
 spikes: $(READY)
 	$(BIN)/python scripts/spikes.py

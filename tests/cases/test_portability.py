@@ -1,4 +1,4 @@
-"""A small part of `make portability`: the oldest instruction set, one seed; other tests train under the processor's own."""
+"""A small part of `make portability`: the oldest instruction set, one seed. Other tests train under the newest."""
 
 from __future__ import annotations
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nanproof.errors import UsageError
 from nanproof.run.handover import hand_over
@@ -372,3 +374,62 @@ def test_what_the_script_lets_go_is_freed(tmp_path: Path) -> None:
     (account,) = ran.outcome.guarded
     assert (account["steps"], account["updates"]) == (6, 6)
     assert [line["update"] for line in ran.log] == [1, 2, 3, 4, 5, 6]
+
+
+WORKER = """
+import sys
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3):
+    optimizer.zero_grad()
+    (model(torch.ones(2, 4)).square().mean() * (float("nan") if i == 1 else 1)).backward()
+    optimizer.step()
+assert "nanproof/run/startup" not in "".join(sys.path)
+sys.exit(5 if bool(model.weight.isfinite().all()) else 4)
+"""
+
+
+def test_a_process_that_is_started_as_a_command_joins_the_run(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    source = f"""
+        import subprocess, sys
+        code = subprocess.run([sys.executable, {str(tmp_path / "worker.py")!r}], check=False).returncode
+    """
+    before = dict(os.environ)
+    ran = guarded(tmp_path, source)
+    assert dict(os.environ) == before
+    assert (ran.main["code"], ran.outcome.attached) == (5, True)
+    (process,) = ran.outcome.processes
+    assert (process["attached"], process["exit_code"], process["state"]) == (True, None, "ended")
+    assert process["guarded"][0]["actions"]["skip"] == 1
+    assert Path(process["guarded"][0]["folder"]).parent.samefile(ran.run_dir)
+
+
+def test_the_log_of_an_earlier_run_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dead, other = '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n' * 20, "no log\n"
+    for name, text in (("train.jsonl", dead), ("notes.txt", other)):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (1e9, 1e9))
+    torch.save({}, tmp_path / "last.pt")
+    os.utime(tmp_path / "last.pt", (1e9, 1e9))
+    source = f"""
+        import torch
+        for name in ("train.jsonl", "notes.txt"):
+            open({str(tmp_path)!r} + "/" + name, "w").close()
+        for _ in range(2):
+            torch.save({{}}, {str(tmp_path / "last.pt")!r})
+    """
+    ran = guarded(tmp_path, source)
+    (copy,) = (ran.run_dir / "overwritten").iterdir()
+    assert copy.read_text() == dead
+    assert f"overwrites {tmp_path / 'train.jsonl'}, a log of an earlier run; a copy is in {copy}" in caplog.text
+    assert caplog.text.count("last.pt, which an earlier run has saved") == 1
+    assert "notes.txt" not in caplog.text
+
+
+def test_a_run_that_breaks_off_at_a_bad_batch_is_not_called_good(tmp_path: Path) -> None:
+    source = DIES.format(how="break", bad='float("nan")').replace('raise FloatingPointError("loss is nan")', "break")
+    ran = guarded(tmp_path, source)
+    assert ran.outcome.exit_code == 0
+    assert "1 not finite and left out by the script" in ran.outcome.guarded[0]["summary"]

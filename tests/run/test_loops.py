@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from nanproof.run.handover import hand_over
 from nanproof.run.options import Options
 from nanproof.run.session import Session
 from run.launch import Ran, different, guarded, is_finite, plain
@@ -223,6 +224,76 @@ LOOPS = {
             optimizer.step()
         end = state(optimizer)
     """,
+    "steps inside the backward pass": """
+        each = {p: torch.optim.AdamW([p], lr=1e-2) for p in model.parameters()}
+        def step(p):
+            each[p].step()
+            each[p].zero_grad()
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for i, a, b in batches():
+            mse(model(a), b).backward()
+        end = state(*each.values())
+    """,
+    "steps inside the backward pass, gradients zeroed in place": """
+        each = {p: torch.optim.SGD([p], lr=1e-2, momentum=0.9) for p in model.parameters()}
+        def step(p):
+            each[p].step()
+            p.grad.zero_()
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for i, a, b in batches():
+            mse(model(a), b).backward()
+        end = state(*each.values())
+    """,
+    "steps inside the backward pass, gradients dropped by hand": """
+        each = {p: torch.optim.AdamW([p], lr=1e-2) for p in model.parameters()}
+        def step(p):
+            each[p].step()
+            p.grad = None
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for i, a, b in batches():
+            mse(model(a), b).backward()
+        end = state(*each.values())
+    """,
+    "master weights in one flat tensor, and a loss scale of its own": """
+        flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).requires_grad_()
+        optimizer = torch.optim.AdamW([flat], lr=1e-2)
+        scale = 2.0**20.001
+        for i, a, b in batches():
+            for p in model.parameters():
+                p.grad = None
+            (mse(model(a), b) * scale).backward()
+            flat.grad = torch.cat([p.grad.reshape(-1) for p in model.parameters()]) / scale
+            optimizer.step()
+            with torch.no_grad():
+                for p, part in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
+                    p.copy_(part.view_as(p))
+        end = state(optimizer)
+    """,
+    "a new optimizer per epoch": """
+        for epoch in range(3):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            for i, a, b in batches():
+                if i // 4 == epoch:
+                    optimizer.zero_grad()
+                    mse(model(a), b).backward()
+                    optimizer.step()
+        end = state(optimizer)
+    """,
+    "two-stage fine-tuning": """
+        for stage, (trained, rate) in enumerate([(model[4], 1e-2), (model, 1e-3)]):
+            model.requires_grad_(False)
+            trained.requires_grad_(True)
+            optimizer = torch.optim.AdamW(trained.parameters(), lr=rate)
+            for i, a, b in batches():
+                if i // 6 == stage:
+                    optimizer.zero_grad()
+                    mse(model(a), b).backward()
+                    optimizer.step()
+        end = state(optimizer)
+    """,
     "a mask of infinities among the buffers": """
         model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -233,6 +304,9 @@ LOOPS = {
         end = state(optimizer)
     """,
 }
+
+
+MASTER = "master weights in one flat tensor, and a loss scale of its own"
 
 
 def both(tmp_path: Path, loop: str, **options: Any) -> tuple[Ran, dict[str, Any]]:
@@ -482,3 +556,94 @@ def test_a_second_optimizer_over_the_same_model(keep: bool, tmp_path: Path) -> N
     assert ran.outcome.exit_code == 0
     assert different(ran.main["model"].state_dict(), without["model"].state_dict()) == []
     assert different(ran.main["optimizer"].state_dict(), without["optimizer"].state_dict()) == []
+
+
+def test_the_loss_is_logged_without_a_loss_scale_of_the_scripts_own(tmp_path: Path) -> None:
+    ran = guarded(tmp_path, HEAD + textwrap.dedent(LOOPS[MASTER]))
+    scaled = [line["loss"] for line in ran.log if line["verdict"] == "ok"]
+    assert len(scaled) == 11
+    assert max(scaled) < 100  # and not 2**20 times as much
+
+
+def test_steps_that_the_script_skips_itself_are_no_part_of_the_next_one(tmp_path: Path) -> None:
+    """After its own look at the gradients a script goes on with the next batch: that one is good."""
+    source = """
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for i, a, b in batches():
+            optimizer.zero_grad()
+            mse(model(a), b).backward()
+            if all(bool(p.grad.isfinite().all()) for p in model.parameters()):
+                optimizer.step()
+        end = state(optimizer)
+    """
+    whole = HEAD.replace("nn.BatchNorm1d(16), ", "") + textwrap.dedent(source)
+    ran, bare = guarded(tmp_path, whole), plain(tmp_path, whole)
+    assert different(ran.main["end"], bare["end"]) == []
+    (account,) = ran.outcome.guarded
+    assert (account["steps"], account["updates"], account["discarded"]) == (11, 11, 1)
+    assert "1 not finite and left out by the script" in account["summary"]
+    assert "nothing went wrong" not in account["summary"]
+
+
+OWN_AVERAGES = {
+    "ema_pytorch": ("ema_pytorch.EMA(model, beta=0.9, update_after_step=0, update_every=1)", "update()"),
+    "timm.utils": ("timm.utils.ModelEmaV3(model, decay=0.9)", "update(model)"),
+    "diffusers.training_utils": ("diffusers.training_utils.EMAModel(model.parameters())", "step(model.parameters())"),
+    "torch_ema": ("torch_ema.ExponentialMovingAverage(model.parameters(), decay=0.9)", "update()"),
+}
+AVERAGE = """
+    import {library}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    average = {make}
+    for i, a, b in batches():
+        optimizer.zero_grad()
+        mse(model(a), b).backward()
+        optimizer.step()
+        average.{update}
+    end = state(optimizer, average)
+"""
+TIMM_SCHEDULE = """
+    from timm.scheduler import CosineLRScheduler
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = CosineLRScheduler(optimizer, t_initial=12, t_in_epochs=False)
+    done = 0
+    for i, a, b in batches():
+        optimizer.zero_grad()
+        mse(model(a), b).backward()
+        optimizer.step()
+        done += 1
+        schedule.step_update(num_updates=done)
+    end = state(optimizer)
+"""
+
+
+@pytest.mark.parametrize("library", OWN_AVERAGES)
+def test_averages_of_other_libraries_are_held(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    make, update = OWN_AVERAGES[library]
+    ran, never_saw = both(tmp_path, AVERAGE.format(library=library, make=make, update=update))
+    assert different(ran.main["end"], never_saw["end"]) == []
+    assert ran.outcome.guarded[0]["actions"]["skip"] == 1
+
+
+def test_a_schedule_of_timm_counts_updates_that_were_made(tmp_path: Path) -> None:
+    pytest.importorskip("timm.scheduler")
+    ran, never_saw = both(tmp_path, TIMM_SCHEDULE)
+    assert different(ran.main["end"], never_saw["end"]) == []
+    assert ran.outcome.not_held == {}
+
+
+def test_a_rate_that_the_script_sets_is_told_only_if_a_step_was_skipped(tmp_path: Path) -> None:
+    loop = """
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for i, a, b in batches():
+            optimizer.param_groups[0]["lr"] = 1e-2 / (i + 1)
+            optimizer.zero_grad()
+            mse(model(a if "--bad" in sys.argv else a.nan_to_num()), b).backward()
+            optimizer.step()
+    """
+    source = HEAD + textwrap.dedent(loop)
+    good, bad = (guarded(tmp_path, source, *words, name=f"s{len(words)}") for words in ((), ("--bad",)))
+    assert list(good.outcome.not_held) == list(bad.outcome.not_held) == ["the learning rate of AdamW"]
+    assert "the learning rate" not in "\n".join(hand_over(good.outcome))
+    assert "moved on in skipped steps: the learning rate of AdamW" in "\n".join(hand_over(bad.outcome))

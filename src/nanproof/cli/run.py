@@ -99,7 +99,7 @@ def command(
         outcome = run_program(target, options, report=report)
     if only_check and outcome.exit_code == 0:
         return 0 if outcome.attached else 1
-    return 2 if require and not outcome.attached and outcome.exit_code == 0 else outcome.exit_code
+    return 2 if require and not outcome.attached and outcome.exit_code == 0 else outcome.exit_code or 0
 
 
 command.allow_interspersed_args = False  # what comes after the program is its own

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..tensors import tensors_in
+from ..tensors import is_finite, tensors_in
 from .step import Pass
 
 T = TypeVar("T")
@@ -85,48 +85,71 @@ class DataSource:
 def describe_batch(one: Pass, source: DataSource) -> None:
     """Name the batch of a pass, and keep it as it was delivered when that is sure."""
     inputs = one.batch if one.batch is not None else one.inputs
-    found = match(inputs, source.recent)
-    if len(found) == 1:
-        one.about = found[0].about
+    found, sure = match(inputs, source.recent)
+    bad = [t for _, t in tensors_in(inputs) if not is_finite(t)]
+    if bad and sure:
+        found = [d for d in found if any(not is_finite(t) for _, t in tensors_in(d.batch))] or found
+    said = " and ".join(d.about for d in found)
+    if not found:
+        one.about = f"last delivered: {source.recent[-1].about}" if source.recent else ""
+    elif not sure:
+        one.about = f"ambiguous between {said}"
+    elif bad and all(is_finite(t) for d in found for _, t in tensors_in(d.batch)):
+        one.about = f"{said}, finite as delivered: the script made the bad values"
+    else:
+        one.about = said
+    if sure and len(found) == 1:
         mine = {id(t) for _, t in tensors_in(found[0].batch)}
         if one.inputs is not None and any(id(t) in mine for _, t in tensors_in(one.inputs)):
             one.inputs = None  # the batch itself went in, not a copy of it
         one.batch = found[0].batch
-        return
-    if found:
-        one.about = "ambiguous between " + " and ".join(d.about for d in found)
-    elif source.recent:
-        one.about = f"last delivered: {source.recent[-1].about}"
-    if one.batch is None:
+    elif one.batch is None:
         one.batch, one.inputs = one.inputs, None
 
 
-def match(inputs: Any, candidates: Sequence[Delivered]) -> list[Delivered]:
-    """The deliveries that a pass may have been trained on: one when it is sure, several when it is ambiguous.
+def match(inputs: Any, candidates: Sequence[Delivered]) -> tuple[list[Delivered], bool]:
+    """The deliveries that a pass was trained on, and whether that is sure; else those that it may have been.
 
-    The same tensor, or the same memory, decides. Copies (another device, another dtype) are compared by value, and
-    only in tensors that differ between deliveries: an all-ones mask is in every batch.
+    The same memory decides. Copies (another device, another dtype) are compared by value, and only in tensors that
+    differ between deliveries: an all-ones mask is in every batch.
     """
     known = [t for _, t in tensors_in(inputs)]
     if not known:
-        return list(candidates[-1:])
-    held = [[t for _, t in tensors_in(d.batch)] for d in candidates]
-    addresses = {address_of(t) for t in known}
-    same = [d for d, tensors in zip(candidates, held, strict=True) if any(address_of(t) in addresses for t in tensors)]
-    if len(same) == 1:
-        return same
-    scores = []
-    for i, tensors in enumerate(held):
-        others = [t for j, group in enumerate(held) if j != i for t in group]
-        telling = [t for t in tensors if not any(_equal(t, other) for other in others)]
-        scores.append(sum(any(_equal(a, b) for a in known) for b in telling))
-    best = max(scores, default=0)
-    if best:
-        return [d for d, score in zip(candidates, scores, strict=True) if score == best]
-    constant = [
-        d for d, tensors in zip(candidates, held, strict=True) if any(_equal(a, b) for a in known for b in tensors)
-    ]
-    return same or constant
+        return list(candidates[-1:]), bool(candidates)
+    held = [(d, [t for _, t in tensors_in(d.batch)]) for d in candidates]
+    same = [d for d, tensors in held if any(_overlap(a, b) for a in known for b in tensors)]
+    if same:
+        return same, True
+    # of equal deliveries, such as those of two epochs over the same samples, the last one stands for all
+    held = [(d, ts) for i, (d, ts) in enumerate(held) if not any(_all_equal(ts, other) for _, other in held[i + 1 :])]
+    sure, unsure = list[Delivered](), list[Delivered]()
+    for tensor in known:
+        having = [d for d, tensors in held if any(_equal(tensor, t) for t in tensors)]
+        if len(having) == 1:
+            sure += having
+        else:
+            unsure += having
+    chosen = sure or unsure
+    return [d for d, _ in held if any(d is c for c in chosen)], bool(sure) or len({id(d) for d in chosen}) == 1
+
+
+def _all_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(_equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share memory; views of one storage may not."""
+    if a is b:
+        return True
+    if address_of(a) != address_of(b) or address_of(a)[0] == "object":
+        return False
+    (first, end), (other, other_end) = _range(a), _range(b)
+    return first < other_end and other < end
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    length = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + length * tensor.element_size() * (tensor.numel() > 0)
 
 
 def address_of(tensor: Tensor) -> tuple[str, int]:

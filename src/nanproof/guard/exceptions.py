@@ -81,7 +81,7 @@ def at_exception(found: Location | None, raised: Location | None) -> Location | 
     if found is None or raised is None:
         return found or raised
     found = dataclasses.replace(found, notes=(*found.notes, f"{raised.op}: {raised.why}", *raised.stack))
-    if found.file and not found.file.startswith(_LIBRARIES):
+    if found.op and found.file and not found.file.startswith(_LIBRARIES):
         return found
     return dataclasses.replace(found, file=raised.file, line=raised.line, function=raised.function, op=raised.op)
 

@@ -20,11 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ..losses import Losses
 from ..rng import random_states
-from ..tensors import tensors_in
+from ..tensors import is_finite, tensors_in
 from .data import DataSource, address_of, describe_batch
 from .guard import Guard
 from .hooks import Hook
 from .optimizer_groups import Members, OptimizerGroup
+from .readback import Signals
 from .rng_tracking import RngTracking
 from .signals import total_norm
 from .step import Decision, OpenStep, Pass
@@ -98,7 +99,12 @@ class ExternalLoop:
         self._forward = False
         """Whether a forward pass has begun whose backward pass has not."""
         self._backwards = 0
-        self._busy = self._in_backward = False
+        self._without: list[nn.Parameter] = []
+        """Parameters that had no gradient before the backward pass."""
+        self._witness: nn.Parameter | None = None
+        """One of them that has got one; the script has thrown the pass away when it loses it again."""
+        self.busy = self._in_backward = False
+        """``busy``: whether the guard is at work and may run passes of its own."""
         self._depth = 0
         self._called: tuple[Any, Any] = ((), {})
         self._rng = RngTracking()
@@ -127,7 +133,7 @@ class ExternalLoop:
         if torch.compiler.is_compiling() or kwargs is None:
             return  # torch still calls a hook that was removed during this very call, without the keyword arguments
         if not self._watches(module):
-            if not self._busy and not self._in_backward and not torch.is_grad_enabled():
+            if not self.busy and not self._in_backward and not torch.is_grad_enabled():
                 self.data.made_new()  # inference: an RL rollout is collected, or an evaluation runs
             return
         self._depth += 1
@@ -164,18 +170,18 @@ class ExternalLoop:
         return None if output is given else output
 
     def _watches(self, module: nn.Module) -> bool:
-        inside = self._busy or self._in_backward  # activation checkpointing runs forward passes again
+        inside = self.busy or self._in_backward  # activation checkpointing runs forward passes again
         return not inside and module.training and torch.is_grad_enabled() and self.guard.open
 
     def begin(self, batch: Any = None) -> None:
         """A forward pass is about to begin: remember random states and buffers."""
-        if not self._busy and self.guard.open:
+        if not self.busy and self.guard.open:
             with self._engine.surviving("beginning a step"):
                 self._begin(batch)
 
     def _begin(self, batch: Any) -> None:
         random: Mapping[str, Any] = {}
-        if self._open is None or self._judged:
+        if self._open is None or self._judged or self._cleared():
             self._open = self._new_step(capture=True)
             self._rng.begin()
             random = dict(self._open.before.random) if self._open.before.taken else {}
@@ -190,10 +196,24 @@ class ExternalLoop:
         self._forward = True
         self._open.passes.append(Pass(batch=batch, random=random))
 
+    def _cleared(self) -> bool:
+        """Whether the script has thrown the gradients of the passes so far away: it skips steps itself."""
+        if self._witness is None or self._witness.grad is not None:
+            return False
+        self._witness = None
+        self._discard()
+        return True
+
+    def _discard(self) -> None:
+        """The loop does not use the passes so far; count them if they were not finite."""
+        step = self._open
+        if step is not None and not all(map(is_finite, step.signals.losses)):  # host sync: only where a loop skips
+            self._engine.tally.discarded += 1
+
     def _new_step(self, *, capture: bool) -> OpenStep:
         self._settle()
         self._judged.clear()
-        self._backwards = 0
+        self._backwards, self._witness = 0, None
         self._made, self._made_before = set(self._made - self._made_before), self._made - self._made_before
         step = self._engine.begin(capture=capture)
         step.scaler, step.divided, step.undoable = self._scaler, bool(self._divided), capture
@@ -202,7 +222,7 @@ class ExternalLoop:
 
     def before_backward(self, loss: Any, value: Tensor | None = None, *, scaler: Any = None) -> None:
         """A loss is on its way into backward; ``value`` is what it stands for where it was scaled or divided."""
-        if not self._busy and self.guard.open:
+        if not self.busy and self.guard.open:
             with self._engine.surviving("reading a loss"):
                 self._before_backward(loss, value, scaler)
 
@@ -210,8 +230,12 @@ class ExternalLoop:
         if self._open is None or self._judged:
             self._open = self._new_step(capture=False)
         step = self._open
+        if self._cleared():
+            step.passes, step.signals = step.passes[-1:], Signals()
         self._rng.enter()
         self._in_backward, self._forward = True, False
+        if self._witness is None:
+            self._without = [p for p in self.guard.training.model.parameters() if p.grad is None and p.requires_grad]
         self._backwards += 1
         step.scaler = scaler or step.scaler
         if not step.passes:
@@ -258,11 +282,13 @@ class ExternalLoop:
     def after_backward(self, error: BaseException | None = None) -> None:
         """A backward pass is over; one that raised has left gradients that cannot be used."""
         self._in_backward = False
-        if self._busy:
+        if self.busy:
             return
         if error is not None:
             self.abandon(error)
             return
+        if self._witness is None:
+            self._witness = next((p for p in self._without if p.grad is not None), None)
         with self._engine.surviving("tracking random states"):
             self._rng.leave()
 
@@ -431,6 +457,11 @@ class ExternalLoop:
         self._followers[follower] = (tries, updates, answer)
         return answer
 
+    def count_skipped(self, optimizer: Optimizer) -> int:
+        """How many steps of an optimizer were not carried out."""
+        number = self._numbers[id(optimizer)]
+        return self._tries[number] - self._updates[number]
+
     def _stepped(self, optimizer: Optimizer, *, done: bool) -> None:
         number = self._numbers[id(optimizer)]
         self.carried_out = done
@@ -470,11 +501,11 @@ class ExternalLoop:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """A block of the guard's own: ignore passes that it replays."""
-        self._busy = True
+        self.busy = True
         try:
             yield
         finally:
-            self._busy = False
+            self.busy = False
 
     # --- saves, state, the end --------------------------------------------------------------------------------
 
@@ -509,6 +540,9 @@ class ExternalLoop:
         """End the run: account for what is pending, leave the model, write the log, say what happened."""
         if self.guard.open:
             self._settle()
+            if self._open is not None and self._forward:
+                self._name_batch(self._open.passes[-1])
+                self._engine.tally.discarded += self._open.passes[-1].has_bad_input
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -531,8 +565,8 @@ class ExternalLoop:
 
 
 def is_loss_scale(factor: float) -> bool:
-    """Whether a constant factor of a loss is a hand-made loss scale: a large power of two."""
-    return factor >= 64 and math.frexp(factor)[0] == 0.5
+    """Whether a constant factor of a loss is a hand-made loss scale: a power of two, or too large to be a weight."""
+    return factor >= 4096 or (factor >= 64 and math.frexp(factor)[0] == 0.5)
 
 
 def scale_in(loss: Tensor) -> float:

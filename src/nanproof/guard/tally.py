@@ -30,6 +30,8 @@ class Tally:
         """Single micro-batches left out of a window."""
         self.abandoned = 0
         """Steps in which the loop itself raised an exception; they are undone, and not counted as steps."""
+        self.discarded = 0
+        """Passes that were not finite and that the loop itself threw away; they are no steps."""
         self.actions: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
         self.warnings: Counter[str] = Counter()
@@ -66,8 +68,8 @@ class Tally:
     @property
     def clean(self) -> bool:
         """Whether every step was judged and good, and nothing failed."""
-        quiet = not (self.kinds or self.warnings or self.failures or self.blocked or self.dropped or self.abandoned)
-        return quiet and self.steps > 0
+        lost = self.dropped or self.abandoned or self.discarded
+        return self.steps > 0 and not (self.kinds or self.warnings or self.failures or self.blocked or lost)
 
     def summary(self, where: str = "") -> str:
         """The end-of-run sentence.
@@ -91,6 +93,7 @@ class Tally:
             (self.actions["stop"], "stopped"),
             (self.dropped, "micro-batches dropped"),
             (self.abandoned, "ended by an exception"),
+            (self.discarded, "not finite and left out by the script"),
         )
         parts += [f"{n:,} {word}" for n, word in words if n > 0]
         line = f"nanproof: {', '.join(parts)}"

@@ -17,14 +17,15 @@ from ..guard import Guard
 from ..guard.observers import Observer
 from ..records import Action, Reading, Verdict
 from ..tensors import has_memory
-from .module_lookup import Loose, find_owners
+from .module_lookup import Loose, find_owners, leaves_of
 
 log = logging.getLogger("nanproof")
 PASSES = 3
 """After so many backward passes it must be clear who updates the weights."""
 SECONDS = 60.0
 """After so much training without an optimizer step it is said that there was none."""
-NODES, SAMPLED, VALUES = 50_000, 8, 512
+SAMPLED, VALUES = 8, 512
+KERAS = "Keras", "its optimizers are not torch's, and a step of theirs cannot be vetoed"
 
 
 class NotGuarded(SystemExit):
@@ -114,11 +115,12 @@ class Attachment:
             self._samples.setdefault(id(p), (weakref.ref(p), _sample(p)))
 
     def _tell(self, changed: list[Tensor], known: set[int]) -> None:
+        if "keras" in sys.modules:
+            self._miss(*KERAS)
+            return
         owners = [type(o).__name__ for o in find_owners(changed) if not isinstance(o, Loose)]
         whose = f"the weights of {', '.join(dict.fromkeys(owners))}" if owners else "the weights"
-        if "keras" in sys.modules:
-            why = "Keras updates them with its own optimizer, whose steps cannot be vetoed"
-        elif any(id(p) in known for p in changed):
+        if any(id(p) in known for p in changed):
             why = "they change, but no step of their torch optimizer was seen (a step in C++ or in a compiled graph)"
         else:
             why = "they are updated without a torch optimizer (written by hand, or by another library)"
@@ -164,28 +166,6 @@ def _short(n: int) -> str:
         if n >= size:
             return f"{n / size:.3g} {letter}"
     return str(n)
-
-
-def leaves_of(losses: Any) -> list[Tensor]:
-    """The leaf tensors that a backward pass from these losses reaches.
-
-    >>> w = torch.ones(2, requires_grad=True)
-    >>> [t is w for t in leaves_of((w * 2).sum())]
-    [True]
-    """
-    given = [losses] if isinstance(losses, Tensor) else [t for t in losses if isinstance(t, Tensor)]
-    waiting: list[Any] = [t.grad_fn for t in given if t.grad_fn is not None]
-    seen, found = set(waiting), list[Tensor]()
-    while waiting and len(seen) < NODES:
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            found.append(variable)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return found
 
 
 def parameters_in(optimizers: Iterable[Optimizer]) -> set[int]:

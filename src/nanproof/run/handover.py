@@ -27,6 +27,8 @@ def hand_over(outcome: Outcome) -> list[str]:
         count = "1 started process was" if len(others) == 1 else f"{len(others)} started processes were"
         lines.append(f"nanproof: {count} guarded; records in {shown}")
     lines += [f"nanproof: NOT GUARDED: {what}: {why}" for what, why in outcome.not_guarded.items()]
+    if any(a.get("actions", {}).get("skip") for a in outcome.guarded):
+        lines += [f"nanproof: moved on in skipped steps: {what}: {why}" for what, why in outcome.not_held.items()]
     return lines
 
 
@@ -68,7 +70,8 @@ def _told(incident: dict[str, Any]) -> list[str]:
     tensors = incident.get("tensors") or []
     lines = []
     if place.get("file"):
-        lines.append(f"  cause: {place['file']}:{place['line']} {place['op']}: {place['why']}")
+        where = f"{place['file']}:{place['line']} {place['op']}".rstrip()
+        lines.append(f"  cause: {where}: {place['why']}")
     elif place.get("why"):
         lines.append(f"  cause: {place['why']}")
     elif tensors:

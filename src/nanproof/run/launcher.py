@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import GuardStop, NanproofError, UsageError
 from ..launch import is_first_process
-from .children import after_fork, watch_children
+from .children import after_fork, invite, watch_children
 from .import_hooks import ImportHooks
 from .options import Options
+from .overwritten import Overwritten
 from .program import Program
 from .record import RunRecord
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 Begin = Callable[[Options], "Session"]
-State = Literal["finished", "failed", "interrupted", "stopped"]
+State = Literal["finished", "failed", "interrupted", "stopped", "ended"]
 log = logging.getLogger("nanproof")
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
@@ -39,8 +40,9 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 class Outcome:
     """How a run ended."""
 
-    exit_code: int
-    """The program's own, or 66 when the guard stopped it on purpose."""
+    exit_code: int | None
+    """The program's own, or 66 when the guard stopped it on purpose; None where it is not known: in processes that the
+    program has started as commands."""
     state: State
     run_dir: str | None
     """Where its records are; None when nothing was guarded in this process."""
@@ -52,6 +54,8 @@ class Outcome:
     """For each guard its folder, counts and reasons."""
     not_guarded: Mapping[str, str] = field(default_factory=dict)
     """What could not be hooked, by name, and why."""
+    not_held: Mapping[str, str] = field(default_factory=dict)
+    """What moves on when a step is skipped, by name, and why."""
     processes: tuple[Mapping[str, Any], ...] = ()
     """The records of processes that the program has started and that trained."""
 
@@ -70,7 +74,6 @@ class Stage:
         self._process = os.getpid()
         self._over = False
         self._record = RunRecord()
-        self.children = 0
         self.died: BaseException | None = None
 
     @property
@@ -82,7 +85,11 @@ class Stage:
         self._write_state()
         hooks = ImportHooks()
         self._undo.append(hooks.end)
-        self._undo.append(watch_children(self, self._options, self._begin))
+        self._undo.append(watch_children(self._options, self._begin))
+        if self._begin is _begin and not self._options.child:
+            self._undo.append(invite(self._options))
+            kept = Overwritten(self._options.run_dir, logs_only=True).__enter__()
+            self._undo.append(kept.__exit__)
         self._undo.append(after_fork(self._forked))
         original = os._exit
         self._undo.append(lambda: setattr(os, "_exit", original))
@@ -136,7 +143,7 @@ class Stage:
             },
         )
 
-    def end(self, exit_code: int, state: State | None = None) -> Outcome | None:
+    def end(self, exit_code: int | None, state: State | None = None) -> Outcome | None:
         """Take everything down and report, once, and only in the process that set it up."""
         if self._over or not self.here:
             return None
@@ -153,7 +160,7 @@ class Stage:
         self._report(outcome)
         return outcome
 
-    def _outcome(self, session: Session | None, exit_code: int, state: State) -> Outcome:
+    def _outcome(self, session: Session | None, exit_code: int | None, state: State) -> Outcome:
         accounts = session.guards.accounts if session is not None else []
         missed = dict(session.unhooked) if session is not None else {}
         processes = [] if self._options.child else self._record.processes(self._options.run_dir)
@@ -174,6 +181,7 @@ class Stage:
             reason=reason,
             guarded=tuple(accounts),
             not_guarded=missed,
+            not_held=dict(session.unheld) if session is not None else {},
             processes=tuple(processes),
         )
 
@@ -204,8 +212,9 @@ def log_summary(outcome: Outcome) -> None:
             )
 
 
-def _state(exit_code: int) -> State:
-    return {0: "finished", GuardStop.exit_code: "stopped", 130: "interrupted"}.get(exit_code, "failed")  # type: ignore[return-value]
+def _state(exit_code: int | None) -> State:
+    known: dict[int | None, State] = {0: "finished", GuardStop.exit_code: "stopped", 130: "interrupted", None: "ended"}
+    return known.get(exit_code, "failed")
 
 
 def _begin(options: Options) -> Session:

@@ -10,6 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+NODES = 50_000
+"""So much of a graph is walked at most."""
+
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return [p for o in optimizers for g in o.param_groups for p in g["params"]]
@@ -40,6 +43,29 @@ def find_owners(parameters: Iterable[Tensor]) -> list[nn.Module]:
             chosen.append(root)
             wanted -= held
     return chosen
+
+
+def leaves_of(losses: Any) -> list[Tensor]:
+    """The leaf tensors that a backward pass from these losses reaches.
+
+    >>> import torch
+    >>> w = torch.ones(2, requires_grad=True)
+    >>> [t is w for t in leaves_of((w * 2).sum())]
+    [True]
+    """
+    given = [losses] if isinstance(losses, Tensor) else [t for t in losses if isinstance(t, Tensor)]
+    waiting: list[Any] = [t.grad_fn for t in given if t.grad_fn is not None]
+    seen, found = set(waiting), list[Tensor]()
+    while waiting and len(seen) < NODES:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            found.append(variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
 
 
 def name_owners(owners: list[nn.Module]) -> dict[str, nn.Module]:

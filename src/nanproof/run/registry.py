@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..guard.guard import guard_of
 from ..guard.hooks import Hook
-from .module_lookup import Loose, find_owners, name_owners, parameters_of
+from .module_lookup import Loose, find_owners, leaves_of, name_owners, parameters_of
 
 
 class Registry:
@@ -30,6 +30,8 @@ class Registry:
         self.triggers: list[RemovableHandle] = []
         self._known: set[int] = set()
         """Parameters whose owner has a trigger."""
+        self.copied: set[int] = set()
+        """Parameters of a model whose master weights an optimizer steps."""
 
     def add(self, optimizer: Optimizer) -> None:
         self._optimizers.setdefault(optimizer, next(self._count))
@@ -77,13 +79,20 @@ class Registry:
         """Those of them that are not under an open guard."""
         return [o for o in self.guardable if guard_of(o) is None]
 
-    def assemble(self, optimizers: list[Optimizer]) -> dict[str, Any]:
-        """What a guard is made of: the models that own the parameters, their schedules, the scaler if there is one."""
+    def assemble(self, optimizers: list[Optimizer], losses: Any = ()) -> dict[str, Any]:
+        """What a guard is made of: the models that own the parameters, their schedules, the scaler if there is one.
+
+        Master weights are copies that no model holds; then it is the losses that lead to the model.
+        """
         parameters = parameters_of(optimizers)
         owners = find_owners(parameters)
         held = {id(p) for m in owners for p in m.parameters()}
         loose = [p for p in parameters if id(p) not in held]
         if loose:
+            leaves = [p for p in leaves_of(losses) if id(p) not in held]
+            if {id(p) for p in loose}.isdisjoint(map(id, leaves)):
+                owners += find_owners(leaves)
+                self.copied = {id(p) for p in leaves}
             owners.append(Loose(loose))
         enabled = [s for s in self.scalers if s.is_enabled()]
         return {

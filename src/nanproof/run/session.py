@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from .guards import Guards, Past
 from .options import Options
 from .registry import Registry
 from .saves import find_poison
+from .steps_in_backward import StepsInBackward
 
 log = logging.getLogger("nanproof")
 Call = Callable[..., Any]
@@ -46,10 +49,14 @@ class Session:
         """How many messages this rank has exchanged with single others."""
         self.unhooked: dict[str, str] = {}
         """What could not be guarded, by name, and why."""
+        self.unheld: dict[str, str] = {}
+        """What goes on moving when a step is skipped, by name, and why."""
+        self._waiting = StepsInBackward()
         self._loop_ref: weakref.ref[ExternalLoop] | None = None
         self._in_backward = self._stepping = self._scheduling = False
         self._hears_loaders = True
         self._process, self._over = os.getpid(), False
+        self._started, self._overwrites = time.time(), False
         self._rates: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
 
     @property
@@ -62,9 +69,14 @@ class Session:
         """The guarded loop; the script's own optimizers and models hold it, so that it goes when they go."""
         return self._loop_ref() if self._loop_ref is not None else None
 
+    @property
+    def _replaying(self) -> bool:
+        """Whether the guard runs a step again, to look into it: hooks of the script's must not step then."""
+        return self._loop is not None and self._loop.busy
+
     def _known(self) -> set[int]:
         """The parameters of the optimizers that are guarded, here or elsewhere."""
-        return parameters_in(o for o in self.registry.optimizers if guard_of(o) is not None)
+        return self.registry.copied | parameters_in(o for o in self.registry.optimizers if guard_of(o) is not None)
 
     # --- who is there -----------------------------------------------------------------------------------------
 
@@ -105,7 +117,7 @@ class Session:
 
     def stay_out_of_graphs(self) -> None:
         """The script compiles: what is called from compiled code must run beside the graph, not in it."""
-        for name in ("backward", "clip", "step", "scaler_step", "scaler_update", "follow", "save"):
+        for name in ("backward", "look", "clip", "step", "holds", "scaler_step", "scaler_update", "follow", "save"):
             if name not in vars(self):
                 setattr(self, name, torch._dynamo.disable(getattr(self, name)))  # type: ignore[no-untyped-call]
 
@@ -113,14 +125,14 @@ class Session:
         """Optimizers that no guard has, nor ever had: one that was stopped stays with its guard."""
         return [o for o in self.registry.unguarded if self._loop is None or not self._loop.owns(o)]
 
-    def _guard_all(self) -> ExternalLoop | None:
+    def _guard_all(self, losses: Any = ()) -> ExternalLoop | None:
         """One guard for all optimizers that are alive and not under a guard of somebody else."""
         last = self._leave_loop()
         self.registry.drop_triggers()
         optimizers = self.registry.unguarded
         try:
             before = self.messages + count_collectives()
-            parts = self.registry.assemble(optimizers)
+            parts = self.registry.assemble(optimizers, losses)
             same = last is not None and not last[1].isdisjoint(parameters_in(optimizers))
             loop = self.guards.make(
                 **parts,
@@ -180,33 +192,40 @@ class Session:
             log.warning("nanproof: NOT GUARDED: %s: %s", what, why)
             self.attachment.refuse(f"{what}: {why}")
 
-    def note(self, what: str, why: str) -> None:
-        """Something beside the steps is not held on a skip: said at once, and again at the end."""
-        if what not in self.unhooked:
-            self.unhooked[what] = why
-            log.warning("nanproof: not held on a skip: %s: %s", what, why)
-
     # --- what the script does ---------------------------------------------------------------------------------
 
     def backward(self, call: Call, losses: Any, scaled_by: Any, raw: Tensor | None) -> Any:
         """A backward pass; those within a backward pass (activation checkpointing) are part of it."""
-        if self._in_backward or not self.here:
+        if self._in_backward or not self.here or self._replaying:
             return call()
         if self._until_guarded and self.attachment.attached:
             raise Checked
-        if self.attachment.looking:
-            with self._surviving("looking at who updates the weights"):
-                self.attachment.look(losses)
+        self.look(losses)
         if self._strangers():  # a model that is not called as a module: its loss is the first that is seen of it
-            self._guard_all()
+            self._guard_all(losses)
         self._in_backward = True
         try:
             if self._loop is None:
                 return call()
             with self._loop.in_backward(losses, raw, scaler=scaled_by):
-                return call()
+                result = call()
+        except BaseException:
+            self._waiting.drop()
+            raise
         finally:
             self._in_backward = False
+        self._waiting.take(self.step)
+        return result
+
+    def look(self, outputs: Any) -> None:
+        """A backward pass begins: until it is known who updates the weights, see whether they have changed."""
+        if self.attachment.looking and self.here and not self._in_backward and not self._replaying:
+            with self._surviving("looking at who updates the weights"):
+                self.attachment.look(outputs)
+
+    def holds(self, optimizer: Optimizer, clear: Call) -> bool:
+        """Whether gradients cannot be cleared yet, because the step that uses them waits for the verdict."""
+        return self._replaying or (self._in_backward and self._waiting.clear(optimizer, clear))
 
     def clip(self, call: Call, parameters: list[Tensor]) -> Any:
         """Clipping: the verdict comes before it, and a vetoed step keeps its gradients as they are."""
@@ -219,6 +238,17 @@ class Session:
 
     def step(self, optimizer: Optimizer, call: Call, closure: Call | None) -> Any:
         """A step of an optimizer; those within it, of optimizers inside others, are part of it."""
+        if self._replaying:
+            return None  # a hook of the script's
+        if (
+            self._in_backward
+            and self.here
+            and closure is None
+            and self._loop is not None
+            and self._loop.owns(optimizer)
+        ):
+            self._waiting.add(optimizer, call)
+            return None
         loop = self._loop_for(optimizer) if self.here and not self._stepping else None
         if loop is None:
             return call(*([closure] if closure is not None else []))
@@ -271,10 +301,7 @@ class Session:
         """A learning rate that changes by itself is set by the script, and a skipped step does not hold it."""
         rate = _rate(optimizer)
         if self._rates.get(optimizer, rate) != rate and not self.registry.has_scheduler(optimizer):
-            self.note(
-                f"the learning rate of {type(optimizer).__name__}",
-                "the script sets it itself, so a skipped step does not hold it",
-            )
+            self.unheld[f"the learning rate of {type(optimizer).__name__}"] = "the script sets it itself"
 
     def scaler_step(self, optimizer: Optimizer, call: Call) -> Any:
         loop = self._loop_for(optimizer) if self.here else None
@@ -297,6 +324,10 @@ class Session:
             return None
         with self._inside("_scheduling"):
             return call()
+
+    def skipped(self, optimizer: Any) -> int:
+        """How many steps of an optimizer were not carried out."""
+        return self._loop.count_skipped(optimizer) if self._loop is not None and self._loop.owns(optimizer) else 0
 
     def deliver(self, loader: Any, batch: Any) -> None:
         """A loader hands out a batch."""
@@ -321,8 +352,19 @@ class Session:
                 # an open file is empty by now, and the script may put it in the place of a good one
                 raise NonFiniteError(f"refused to save into an open file: {what}", hint="the last save is still good")
             return None
+        with self._surviving("looking at what a save overwrites"):
+            self._notice_overwriting(target)
         with removed([*self.registry.triggers, *(self._loop.hooks if self._loop is not None else [])]):
             return call()
+
+    def _notice_overwriting(self, target: Any) -> None:
+        """Say once that the file of an earlier run is replaced."""
+        if self._overwrites or not isinstance(target, str | os.PathLike):
+            return
+        path = Path(target)
+        if path.is_file() and path.stat().st_mtime < self._started:
+            self._overwrites = True
+            log.warning("nanproof: the script overwrites %s, which an earlier run has saved", path)
 
     # --- other processes, the end -------------------------------------------------------------------------------------
 
@@ -364,7 +406,7 @@ class Session:
         try:
             yield
         except Exception as error:
-            self.note(doing, f"guard-failed, {type(error).__name__}: {error}")
+            self.unhooked[doing] = f"guard-failed, {type(error).__name__}: {error}"
             log.error("nanproof: guard-failed, %s", doing, exc_info=error)
 
     @contextmanager

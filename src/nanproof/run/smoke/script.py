@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from ...errors import UsageError
 from ..launcher import Outcome, run_program
 from ..options import Options, choose_run_dir
+from ..overwritten import Overwritten
 from ..program import Program
-from .overwritten import Overwritten
 
 if TYPE_CHECKING:
     from ..session import Session

@@ -1,17 +1,23 @@
-"""A smoke test changes nothing of the user's: files that the script opens anew are copied first, and put back after it.
+"""Files that a script is about to empty are copied first.
 
-A script often begins with ``open("train.jsonl", "w")``; ten steps of a smoke test would cost the log of the real run.
+A script often begins with ``open("train.jsonl", "w")``. `nanproof run` keeps the log of the run before; a smoke test,
+whose ten steps are worth nothing, keeps every file and puts it back.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...files import make_folder, write_atomic
+from ..files import make_folder, write_atomic
+from ..logs.find import find_logs
+
+log = logging.getLogger("nanproof")
 
 LARGEST = 256 << 20  # bytes of a file that is copied
 _active: Overwritten | None = None
@@ -21,7 +27,9 @@ _hooked = False
 class Overwritten:
     """Originals of files that were opened with mode "w" while a script ran."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, logs_only: bool = False) -> None:
+        """With ``logs_only`` only logs of earlier runs are kept, and that is said."""
+        self._logs_only, self._started = logs_only, time.time()
         self._folder = folder / "overwritten"
         self._kept: dict[Path, Path] = {}
         self.too_large: list[Path] = []
@@ -46,12 +54,16 @@ class Overwritten:
             return
         if not place.is_file() or not place.stat().st_size:
             return
+        if self._logs_only and (place.stat().st_mtime >= self._started or not find_logs(place)):
+            return
         if place.stat().st_size > LARGEST:
             self.too_large.append(place)
             return
         copy = make_folder(self._folder) / f"{len(self._kept)}-{place.name}"
         self._kept[place] = copy
         write_atomic(copy, place.read_bytes())
+        if self._logs_only:
+            log.warning("nanproof: the script overwrites %s, a log of an earlier run; a copy is in %s", path, copy)
 
     def restore(self) -> list[str]:
         """Put the originals back; what the script still writes goes to its own, nameless file."""

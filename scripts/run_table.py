@@ -1,0 +1,77 @@
+"""Write the table of loops in docs/run.md: each bare, guarded, and as a run that never saw the bad batch.
+
+    python scripts/run_table.py --write
+
+Averages and schedules of other libraries are in the table when those are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import logging
+import tempfile
+import textwrap
+from pathlib import Path
+
+from written import write_table
+
+from run.launch import different, guarded, is_finite, plain
+from run.test_batches import HEAD as BATCH_HEAD
+from run.test_batches import LOOPS as BATCHES
+from run.test_loops import AVERAGE, HEAD, LOOPS, OWN_AVERAGES, TIMM_SCHEDULE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/run.md")
+    given = parser.parse_args()
+    logging.getLogger("nanproof").setLevel(logging.CRITICAL)
+    loops = dict(LOOPS)
+    for library, (make, update) in OWN_AVERAGES.items():
+        loops[f"an average of {library.partition('.')[0]}"] = AVERAGE.format(library=library, make=make, update=update)
+    loops["a schedule of timm"] = TIMM_SCHEDULE
+    rows = ["| loop | plain python | skipped | like a run without the batch |", "|---|---|---|---|"]
+    rows += [row for name, loop in loops.items() if (row := try_loop(name, loop))]
+    named = ["| loop | what the incident says |", "|---|---|"]
+    named += [try_batch(name, loop) for name, (loop, _) in BATCHES.items()]
+    text = "\n".join([*rows, "", *named])
+    if given.write:
+        packages = [p for p in ("timm", "diffusers", "ema_pytorch", "torch_ema") if importlib.util.find_spec(p)]
+        write_table("run.md", "run_table", text, tuple(packages))
+
+
+def try_loop(name: str, loop: str) -> str:
+    """One line of the table, or none when its library is not installed."""
+    source = HEAD + textwrap.dedent(loop)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            bare = plain(Path(folder), source)["end"]
+        except ImportError:
+            return ""
+        ran = guarded(Path(folder), source)
+        if ran.outcome.exit_code:
+            raise SystemExit(f"{name}: exit code {ran.outcome.exit_code}\n{said.getvalue()}")
+        without = plain(Path(folder), source, "--without")["end"]
+    weights = {k: v for k, v in bare[0].items() if k != "mask"} if isinstance(bare[0], dict) else bare[0]
+    left = different(ran.main["end"], without)
+    skipped = ran.outcome.guarded[0].get("actions", {}).get("skip", 0)
+    end = "finite" if is_finite(weights) else "weights not finite"
+    row = f"| {name} | {end} | {skipped} | {'bit-equal' if not left else f'differs in {len(left)} tensors'} |"
+    print(row, flush=True)
+    return row
+
+
+def try_batch(name: str, loop: str) -> str:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        ran = guarded(Path(folder), BATCH_HEAD + textwrap.dedent(loop))
+        notes = [note for note in ran.incidents[0]["notes"] if "batch" in note]
+    row = f"| {name} | {notes[0] if notes else 'no batch'} |"
+    print(row, flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    main()
