@@ -13,7 +13,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes loops portability pages versions wheel docs setup clean pictures foresight
+.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes loops portability pages versions wheel docs release-check setup clean pictures foresight
 
 help:
 	@echo "make demo   set up and run the story: a training run dies, one command finds its cure, the cured run trains"
@@ -23,7 +23,7 @@ help:
 	@echo "make pages        measure the four cases again and write their pages in docs/cases"
 	@echo "make versions     run the tests under the oldest, a middle and the newest torch; writes docs/versions.md"
 	@echo "make coverage     all tests, and the lines that none of them runs"
-	@echo "make lint   ruff and mypy --strict"
+	@echo "make lint   ruff, mypy --strict, and the words that are not used here"
 	@echo "make bench  measure the cost side by side, as ratios"
 	@echo "make cure-bench   cure twenty dying programs, beside two baselines; writes docs/cure.md"
 	@echo "make chaos  the fault-injection campaign (SEEDS=2000 a longer one, SEED=numeric:17 one trial again)"
@@ -36,7 +36,8 @@ help:
 	@echo "make loops  training loops of many shapes, bare and under nanproof run; writes docs/run.md"
 	@echo "make foresight  runs that die and healthy ones: how early a warning comes, and how often wrongly; writes docs/foresight.md"
 	@echo "make wheel  build the wheel into dist/"
-	@echo "make docs   regenerate the generated pages in docs/"
+	@echo "make release-check  wheel, sdist, metadata, README, versions, import without torch"
+	@echo "make docs   regenerate what is generated in docs/, run the sessions it shows, build the site into build/site"
 
 setup: $(READY)
 
@@ -51,6 +52,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/words.py
 
 test: lint
 	$(BIN)/python -m compileall -q src # tests start hundreds of processes; none should compile it again
@@ -94,6 +96,7 @@ load: $(READY)
 
 peers: $(READY)
 	$(BIN)/python scripts/peers.py
+	$(BIN)/python scripts/remedies.py --write
 
 engines: $(READY)
 	$(BIN)/python scripts/engines.py
@@ -114,7 +117,14 @@ wheel: $(READY)
 	@$(BIN)/python -m hatchling build -t wheel
 
 docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python scripts/docs.py
+	$(BIN)/python scripts/sessions.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site is ready. Look at it: $(BIN)/python -m http.server -d build/site"
+
+release-check: $(READY)
+	$(BIN)/python scripts/release_check.py
 
 pictures: $(READY)
 	$(BIN)/python scripts/pictures.py

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import click
+from schemas import schemas
 from walk import page as walk_page
 
 from nanproof.cli.shell import nanproof
@@ -54,9 +55,10 @@ def main(check: bool) -> int:
         DOCS / "cli.md": cli_page(),
         DOCS / "architecture-walk.md": walk_page(),
         DOCS / "incident.schema.json": json.dumps(schema_of(Incident), indent=2) + "\n",
+        **{DOCS / "schemas" / name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas().items()},
     }
     stale = [p for p, text in pages.items() if not p.exists() or p.read_text() != text]
-    orphans = [p for folder in ("rules", "causes") for p in (DOCS / folder).glob("*.md") if p not in pages]
+    orphans = [p for folder in ("rules", "causes", "schemas") for p in (DOCS / folder).glob("*") if p not in pages]
     for path in orphans:
         print(f"{'left over' if check else 'removed'}: {path.relative_to(DOCS.parent)}")
         if not check:

@@ -14,7 +14,7 @@ SRC = Path(__file__).parent.parent / "src" / "nanproof"
 MODULES = sorted(SRC.rglob("*.py"))
 BASE = {
     "records", "errors", "floats", "files", "text", "schema", "topics", "journal", "collector", "tensors", "rng",
-    "captured", "losses", "location", "jsonform", "cards", "launch", "forecast",
+    "captured", "losses", "location", "jsonform", "cards", "launch", "plugins", "forecast",
 }  # fmt: skip
 
 # room: the other rooms that it may import (the base is open to all; cli may import everything)

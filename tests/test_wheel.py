@@ -9,12 +9,15 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import sessions  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -98,21 +101,29 @@ def test_what_needs_torch_says_so(home: Path, run_folder: Path) -> None:
     assert done.stderr == "error: this command needs torch\n  hint: pip install 'nanproof[torch]'\n"
 
 
-def test_the_readme_runs_with_torch(home: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def with_torch(home: Path) -> Iterator[Path]:
     """torch comes from this environment, behind the wheel's own packages; nanproof itself from the wheel."""
     (site,) = (home / "lib").glob("python3*/site-packages")
-    (site / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    behind = site / "behind.pth"
+    behind.write_text(sysconfig.get_path("purelib") + "\n")
+    yield home
+    behind.unlink()
+
+
+def test_a_newcomer_sees_what_the_readme_shows(with_torch: Path, tmp_path: Path) -> None:
+    """An empty folder, the wheel, and the README's files and commands from top to bottom."""
+    assert sessions.difference(ROOT / "README.md", tmp_path, with_torch / "bin") == "", "Next: make docs"
+
+
+def test_the_python_of_the_readme_runs(with_torch: Path, tmp_path: Path) -> None:
+    text = sessions.FILE.sub("", (ROOT / "README.md").read_text())
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     assert blocks
-    check = f"import nanproof; assert nanproof.__file__.startswith({str(home)!r}), nanproof.__file__\n"
+    check = f"import nanproof; assert nanproof.__file__.startswith({str(with_torch)!r}), nanproof.__file__\n"
     (tmp_path / "readme.py").write_text(check + "\n".join(blocks))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV", "VIRTUAL"))}
-    try:
-        done = subprocess.run(
-            [str(home / "bin" / "python"), "readme.py"], cwd=tmp_path, env=clean, capture_output=True, text=True,
-            timeout=600, check=False,
-        )  # fmt: skip
-    finally:
-        (site / "behind.pth").unlink()
+    command = [str(with_torch / "bin" / "python"), "readme.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 skipped" in done.stdout

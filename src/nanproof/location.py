@@ -26,7 +26,7 @@ ADVICE: Mapping[str, str] = {
     "where-gradient": "torch.where hides the value, not its gradient: use nanproof.ops.select, or make the input safe",
     "masked-row": "every entry of a row is masked: use nanproof.ops.masked_softmax, or leave such rows out",
     "empty-reduction": "nothing was left to average: use nanproof.ops.masked_mean or masked_cross_entropy",
-    "bad-leaf": "bad on arrival: repair the parameter, buffer or batch; nanproof scan finds a healthy checkpoint",
+    "bad-leaf": "bad before the step: repair the parameter, buffer or batch; nanproof scan finds a healthy checkpoint",
     "uninitialized": "initialize it: torch.zeros, torch.full, or nn.init for a parameter",
     "communication": "look at the other ranks: the value was bad in what they sent, or its sum left the dtype's range",
     "compiled-only": "run this module eagerly (torch.compiler.disable) and report it to PyTorch",
@@ -129,7 +129,7 @@ class Location:
     inputs: tuple[TensorFacts, ...] = ()
     outputs: tuple[TensorFacts, ...] = ()
     leaf: str = ""
-    """The parameter, buffer or batch item that was bad on arrival, with the first bad index."""
+    """The parameter, buffer or batch item that was already bad, with the first bad index."""
     chain: tuple[str, ...] = ()
     """From the origin to the loss or the gradient."""
     verified: bool | None = None

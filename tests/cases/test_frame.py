@@ -40,8 +40,8 @@ def test_the_list() -> None:
     ("words", "answer"),
     [
         (["radiodif", "--story"], "did you mean radiodiff?"),
-        (["radiodiff"], "say one thing to do with it"),
-        (["radiodiff", "--story", "--compare"], "say one thing to do with it"),
+        (["radiodiff"], "choose one of --variant, --story and --compare"),
+        (["radiodiff", "--story", "--compare"], "choose one of --variant, --story and --compare"),
         (["radiodiff", "--variant", "stable", "--page", "x.md"], "--page writes what --compare finds"),
         (["radiodiff", "--variant", "stable", "--config-name", "original"], "name different configs"),
     ],

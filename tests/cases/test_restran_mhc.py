@@ -219,7 +219,7 @@ def test_lint_names_the_risky_lines_and_writes_a_copy_that_compiles(tmp_path: Pa
     ("words", "message"),
     [
         (["optimizer.rl=1"], "did you mean optimizer.lr?"),
-        (["--config-name", "stabel"], "there is no config 'stabel'"),
+        (["--config-name", "stabel"], "unknown config 'stabel'"),
         (["advice=[clamp_loss]"], "there is no advice 'clamp_loss'"),
     ],
 )

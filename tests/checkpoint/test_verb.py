@@ -91,11 +91,11 @@ def test_repair_and_quarantine(series: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing to scan was named"),
+        ([], "no path given"),
         (["nowhere"], "there is nothing at nowhere"),
         (["--undo"], "--undo needs --quarantine DIR"),
-        (["RUN", "--repair", "x.pt"], "--repair takes one checkpoint, here are 4"),
-        (["RUN/step_0.pt", "--against", "RUN"], "--against takes one checkpoint, here are 4"),
+        (["RUN", "--repair", "x.pt"], "--repair takes one checkpoint, got 4"),
+        (["RUN/step_0.pt", "--against", "RUN"], "--against takes one checkpoint, got 4"),
         (["RUN/step_0.pt", "--config", "none.yaml"], "none.yaml cannot be read"),
         (["RUN/step_2.pt", "--repair", "RUN/step_0.pt"], "exists already"),
         (["--quarantine", "RUN", "--undo"], "has no quarantine.jsonl"),

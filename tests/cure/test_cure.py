@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 PROGRAM = """
@@ -96,6 +97,8 @@ def outcome(project: Path) -> dict[str, Any]:
 
 def test_the_answer_is_the_smallest_change_that_learns_on_three_seeds(outcome: dict[str, Any]) -> None:
     assert outcome["answer"] == "cured"
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "cure.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(outcome)
     lines = {line["change"]["name"]: line for line in outcome["lines"]}
     assert lines["original"]["standing"] == "died"
     winner = lines[outcome["winner"]]
@@ -123,8 +126,8 @@ def test_the_page_has_every_curve(project: Path, outcome: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--budget", "soon", "--", "python", "train.py"], "--budget soon is no time"),
-        (["--", "python", "missing.py"], "there is no program missing.py"),
+        (["--budget", "soon", "--", "python", "train.py"], "--budget soon is not a duration"),
+        (["--", "python", "missing.py"], "no such program: missing.py"),
         (["--", "bash", "x.sh"], "'bash' is not a Python program"),
         ([], "no command to cure"),
         (["."], "has no run.json"),

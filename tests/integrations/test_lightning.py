@@ -88,7 +88,7 @@ def test_the_bad_step_never_happened(accumulate: int, precision: str, tmp_path: 
     (incident,) = incidents(tmp_path)
     assert (incident["verdict"]["level"], incident["action"]["kind"]) == ("input", "skip")
     assert [t["first_bad"] for t in incident["tensors"] if t["name"] == "batch 0"] == [[5, 3]]
-    assert incident["location"]["why"].startswith("batch 0 was bad on arrival")
+    assert incident["location"]["why"].startswith("batch 0 was already non-finite")
     assert incident["notes"] == ["batch 7 of epoch 0"]
     losses = [line["loss"] for line in read_jsonl(tmp_path / "training_log.jsonl")]
     assert 1 < losses[0] < 20  # neither scaled nor divided

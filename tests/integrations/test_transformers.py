@@ -117,7 +117,7 @@ def test_after(tmp_path: Path) -> None:
     assert incident["verdict"]["level"] == "input"
     batch = next(t for t in incident["tensors"] if t["name"] == "batch x")
     assert (batch["nan"], batch["first_bad"]) == (1, [BAD % 8, 2])
-    assert incident["location"]["why"].startswith("batch x was bad on arrival: 1 NaN of 32 values")
+    assert incident["location"]["why"].startswith("batch x was already non-finite: 1 NaN of 32 values")
     log = list(read_jsonl(tmp_path / "run" / "training_log.jsonl"))
     assert (log[12]["loss"], log[12]["action"]) == ("NaN", "skip")
     assert (trainer.state.global_step, log[-1]["step"], log[-1]["update"]) == (16, 16, 15)

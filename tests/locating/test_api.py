@@ -256,7 +256,7 @@ def test_an_incident_of_another_process_is_played_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "nowhere is no incident"),
+        (["nowhere"], "nowhere is not an incident folder"),
         (["nowhere", "--step", "train.py:make_step"], "there is no file 'train.py'"),
         (["nowhere", "--step", "make_step"], "names no function"),
     ],

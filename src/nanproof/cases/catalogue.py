@@ -109,6 +109,6 @@ def find(name: str) -> Case:
         names = [f.replace("_", "-") for f in _FOLDERS]
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"the cases are {', '.join(names)}"
-        raise UsageError(f"there is no case {name!r}", hint=hint)
+        raise UsageError(f"unknown case {name!r}", hint=hint)
     found: Case = importlib.import_module(f"{__package__}.{folder}").CASE
     return found

@@ -93,7 +93,7 @@ def load(folder: Path, name: str, overrides: Sequence[str] = (), environ: Mappin
     for word in overrides:
         key, sign, text = word.partition("=")
         if not sign or not key:
-            raise UsageError(f"{word!r} is no override", hint="write key=value, for example optimizer.lr=5e-5")
+            raise UsageError(f"{word!r} is not an override", hint="write key=value, for example optimizer.lr=5e-5")
         _assign(tree, key, read_value(text), word)
     return Settings(tree)
 
@@ -101,7 +101,7 @@ def load(folder: Path, name: str, overrides: Sequence[str] = (), environ: Mappin
 def _compose(folder: Path, name: str, above: tuple[str, ...]) -> Tree:
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        raise UsageError(f"there is no config {name!r}", hint=f"choose one of {', '.join(config_names(folder))}")
+        raise UsageError(f"unknown config {name!r}", hint=f"choose one of {', '.join(config_names(folder))}")
     own: Tree = yaml.load(path.read_text(), _Loader)
     composed: Tree = {}
     for base in own.pop("defaults", []):

@@ -29,7 +29,7 @@ def refused(why: str) -> Flaw:
 
 
 def unreadable(why: str) -> Flaw:
-    """Not a format that is known here, or not open to this user."""
+    """Unrecognized format, or no permission to read the file."""
     return Flaw("unreadable", why)
 
 

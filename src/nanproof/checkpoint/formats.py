@@ -54,7 +54,7 @@ def read_file(source: Source, *, check: bool = True, seen: Calls | None = None) 
         raise damaged("is the tail of a zip file without its beginning")
     if head.count(0) == len(head):
         raise damaged("begins with zeros only, as a file does whose writing was cut off")
-    raise unreadable(f"is {_OTHERS.get(head[:2], 'in no format that is known here')}")
+    raise unreadable(f"is {_OTHERS.get(head[:2], 'in an unrecognized checkpoint format')}")
 
 
 _OTHERS = {

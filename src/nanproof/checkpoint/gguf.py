@@ -1,4 +1,4 @@
-"""GGUF: typed key-value pairs, a table of tensors, then the data. Quantised blocks carry 16- or 32-bit scales."""
+"""GGUF: typed key-value pairs, a table of tensors, then the data. Quantized blocks carry 16- or 32-bit scales."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a pickle is turned into: plain containers, tensors described but not loaded, and inert stand-ins.
 
 No class and no function named by a pickle is ever imported or called. The few names that matter for finding
-tensors (how torch rebuilds a tensor, an ordered dict, a numpy array) are recognised by their text.
+tensors (how torch rebuilds a tensor, an ordered dict, a numpy array) are recognized by their text.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _POPPERS = frozenset(b"tldueoi\x90\x911")  # instructions that take everything d
 
 
 class NeedMore(Exception):
-    """The pickle goes on beyond the bytes at hand."""
+    """The pickle continues beyond the bytes read so far."""
 
 
 class Survey(NamedTuple):

@@ -23,7 +23,7 @@ def world() -> tuple[int, int]:
 
 
 class Group:
-    """The ranks of a scan. torch is imported here and only here: torchrun has it at hand anyway."""
+    """The ranks of a scan. torch is imported here and only here: torchrun has loaded it anyway."""
 
     def __init__(self) -> None:
         import torch.distributed as dist

@@ -13,7 +13,7 @@ from .report import TensorReport, small
 from .roles import SECOND_MOMENTS, last
 from .source import Source
 
-# Far above anything that training leaves behind, far below what uninitialised memory looks like.
+# Far above anything that training leaves behind, far below what uninitialized memory looks like.
 ABSURD = {"parameter": 1e6, "buffer": 1e10, "moment": 1e10, "ema": 1e6}
 _ZERO_BY_DESIGN = re.compile(r"lora_B|lora_up|zero_|_zero|adaLN|ada_ln|position_ids|pad")
 

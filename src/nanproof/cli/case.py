@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @verb(example="nanproof case radiodiff --variant original")
 @click.argument("name", required=False)
-@click.option("--variant", type=click.Choice(["original", "advised", "stable"]), help="Train this one of the three.")
-@click.option("--config-name", metavar="NAME", help="Train with this config; every variant has one of its name.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="For example optimizer.lr=5e-3.")
+@click.option("--variant", type=click.Choice(["original", "advised", "stable"]), help="Train this variant.")
+@click.option("--config-name", metavar="NAME", help="Train with this config; each variant has one of the same name.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting: optimizer.lr=5e-3.")
 @click.option("--steps", type=int, help="Stop after this many steps.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Where it goes; below runs/ unless told.")
-@click.option("--story", is_flag=True, help="It dies, is diagnosed, guarded, located, repaired, and trains.")
-@click.option("--compare", is_flag=True, help="All variants side by side, and the old advice judged.")
-@click.option("--page", type=click.Path(path_type=Path), help="With --compare: also write it as a Markdown page.")
+@click.option("--out", type=click.Path(path_type=Path), help="Output folder. Default: below runs/.")
+@click.option("--story", is_flag=True, help="Run it all: it dies, is diagnosed, guarded, repaired, and trains.")
+@click.option("--compare", is_flag=True, help="Train all variants side by side, and try the advice they got.")
+@click.option("--page", type=click.Path(path_type=Path), help="With --compare: also write a Markdown page.")
 def command(
     screen: Screen,
     name: str | None,
@@ -56,7 +56,8 @@ def command(
     case = find(name)
     if sum([variant is not None or config_name is not None, story, compare]) != 1:
         raise UsageError(
-            "say one thing to do with it", hint=f"nanproof case {name} --variant original, or --story, or --compare"
+            "choose one of --variant, --story and --compare",
+            hint=f"nanproof case {name} --variant original, or --story, or --compare",
         )
     if page is not None and not compare:
         raise UsageError("--page writes what --compare finds", hint="give both")

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 @verb(example="nanproof cure --budget 15m -- python train.py --config c.yaml")
 @click.option("--budget", default="15m", show_default=True, metavar="TIME", help="How long to search: 90s, 15m, 2h.")
 @click.option("--jobs", type=click.IntRange(1), help="Trials at a time. Default: one for each core, or for each GPU.")
-@click.option("--metric", metavar="NAME", default="", help="The metric, as the program prints it.")
-@click.option("--chance", type=float, help="What guessing scores in it.")
-@click.option("--target", type=float, help="What a healthy run scores in it.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where trials go. Default: runs/cure-NAME-ID.")
-@click.option("--apply", is_flag=True, help="Make the change in your files; --undo takes it back.")
-@click.option("--undo", is_flag=True, help="Take the last applied cure back.")
-@click.option("--ray", metavar="ADDRESS", help="Run the trials as tasks of this Ray cluster; `local` starts one.")
-@click.option("--launcher", metavar="COMMAND", default="", help='Put before every trial: "srun -n1 --gpus=1".')
+@click.option("--metric", metavar="NAME", default="", help="Name of the metric, as the program prints it.")
+@click.option("--chance", type=float, help="Value of the metric at chance level.")
+@click.option("--target", type=float, help="Value of the metric in a healthy run.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for trials. Default: runs/cure-NAME-ID.")
+@click.option("--apply", is_flag=True, help="Apply the cure to your files; --undo reverts it.")
+@click.option("--undo", is_flag=True, help="Revert the last applied cure.")
+@click.option("--ray", metavar="ADDRESS", help="Run trials on this Ray cluster; `local` starts one.")
+@click.option("--launcher", metavar="COMMAND", default="", help='Prefix of every trial: "srun -n1 --gpus=1".')
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN | -- COMMAND]")
 def command(
     screen: Screen, budget: str, jobs: int | None, metric: str, chance: float | None, target: float | None,
@@ -40,7 +40,7 @@ def command(
 
     The original is run until it breaks; then candidates are tried in scratch copies of your project, the best of them
     to their end, the smallest that learns on three seeds. Your files are not touched. A search that was interrupted
-    goes on where it was when the same command is typed again.
+    resumes when the same command is typed again.
     """
     from .. import journal
     from ..cure.metric import Wanted
@@ -57,7 +57,7 @@ def command(
     typed, project = _command(words)
     script = typed.script(project)
     if script is None:
-        raise UsageError(f"there is no program {typed.target}", hint="run it in the folder where you train")
+        raise UsageError(f"no such program: {typed.target}", hint="run it in the folder where you train")
     count = jobs or _jobs()
     folder = (out or Path("runs") / f"cure-{typed.name}-{_id(typed, project)}").absolute()
     plan = Plan(
@@ -166,7 +166,7 @@ def _seconds(text: str) -> float:
 
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
     if not found or float(found[1]) <= 0:
-        raise UsageError(f"--budget {text} is no time", hint="write 90s, 15m or 2h")
+        raise UsageError(f"--budget {text} is not a duration", hint="write 90s, 15m or 2h")
     return float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, None: 60}[found[2]]
 
 
@@ -181,7 +181,7 @@ def _jobs() -> int:
 
 
 def _id(command: Command, project: Path) -> str:
-    """The same command in the same folder goes on where it was."""
+    """An ID that is the same for the same command in the same folder, so that it resumes."""
     import hashlib
 
     return hashlib.sha256(f"{project} {command.shown}".encode()).hexdigest()[:6]

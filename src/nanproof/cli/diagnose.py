@@ -1,4 +1,4 @@
-"""``nanproof diagnose``: from the wreck to the cause."""
+"""``nanproof diagnose``: why a run broke."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 @verb(example="nanproof diagnose runs/a --fact gpu='RTX 4090' --fact attention=sdpa")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option(
-    "--fact", "facts", multiple=True, metavar="NAME=VALUE", help="What only you know: gpu, precision, resumed …"
+    "--fact", "facts", multiple=True, metavar="NAME=VALUE", help="A fact only you know: gpu, precision, resumed …"
 )
 @click.option("--evidence", metavar="FILE", help="An incident described in JSON, see docs/diagnose.md.")
 @click.option("--before-resume", metavar="CKPT", help="Go or no-go for resuming from CKPT; PATH is the project.")
-@click.option("--data", metavar="PATH", help="Look through training data: NaN, empty targets, labels, CTC lengths.")
+@click.option("--data", metavar="PATH", help="Check training data: NaN, empty targets, labels, CTC lengths.")
 @click.option("--classes", type=click.IntRange(1), help="With --data: labels must be below this.")
-@click.option("--labels", multiple=True, metavar="COLUMN", help="With --data: where labels are; found by name.")
+@click.option("--labels", multiple=True, metavar="COLUMN", help="With --data: label column. Default: by name.")
 @click.option("--downsample", type=click.IntRange(1), default=1, help="With --data: input steps per output step, CTC.")
-@click.option("--model", metavar="SPEC", help="Check a fresh model: FILE:FUNCTION that returns it (needs torch).")
-@click.option("--batch", metavar="SPEC", help="With --model: FILE:FUNCTION that returns something to run it on.")
-@click.option("--watch-params", multiple=True, metavar="PATTERN", help="With --model: tell these values, as '*alpha*'.")
-@click.option("--full", is_flag=True, help="Show everything that was read, not one screen.")
+@click.option("--model", metavar="SPEC", help="Check an untrained model: FILE:FUNCTION returns it (needs torch).")
+@click.option("--batch", metavar="SPEC", help="With --model: FILE:FUNCTION that returns a batch.")
+@click.option(
+    "--watch-params", multiple=True, metavar="PATTERN", help="With --model: report these parameters: '*alpha*'."
+)
+@click.option("--full", is_flag=True, help="Show everything that was read.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@click.option("--html", is_flag=True, help="Print a page of its own.")
+@click.option("--html", is_flag=True, help="Print a standalone HTML page.")
 def command(
     screen: Screen, paths: tuple[str, ...], facts: tuple[str, ...], evidence: str | None, before_resume: str | None,
     data: str | None, classes: int | None, labels: tuple[str, ...], downsample: int, model: str | None,
     batch: str | None, watch_params: tuple[str, ...], full: bool, markdown: bool, html: bool,
 ) -> int:  # fmt: skip
-    """Say why a run broke: ranked causes with their evidence, the repair, and the question that would decide.
+    """Find out why a run broke: ranked causes with evidence, the repair, and the question that would decide.
 
     PATH is a folder or files of the run: logs, tracker files, configs, checkpoints, incidents, code, data. From the
     folder of one run the code and configs of the project around it are read, too. Without PATH the facts alone are

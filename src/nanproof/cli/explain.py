@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import pkgutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -16,14 +13,11 @@ if TYPE_CHECKING:
     from ..floats import Format
     from ..topics import Topic
 
-# Folders of objects that carry a ``topic``: rules, checks of configs, causes of failures.
-_SHELVES = ("nanproof.linting.rules", "nanproof.config.checks", "nanproof.diagnosing.causes")
-
 
 @verb(example="nanproof explain NP301")
 @click.argument("name", required=False)
 def command(screen: Screen, name: str | None) -> int:
-    """Explain a rule or a cause by code or name, or a floating-point format. Without NAME, compare all formats."""
+    """Explain a rule, a cause or a floating-point format. Without NAME: compare all formats; --json lists all names."""
     from ..floats import FORMATS, find_format
 
     if name is None:
@@ -36,17 +30,11 @@ def command(screen: Screen, name: str | None) -> int:
 
 
 def _topics() -> Iterator[Topic]:
-    """Everything that explains itself, from whichever of the rooms are there."""
-    from ..topics import Topic
+    """Every rule, config check and cause, those of other packages included."""
+    from ..diagnosing.causes import all_causes
+    from ..linting.catalogue import everything
 
-    for shelf in _SHELVES:
-        if importlib.util.find_spec(shelf.rpartition(".")[0]) is None or importlib.util.find_spec(shelf) is None:
-            continue
-        package = importlib.import_module(shelf)
-        inside = pkgutil.iter_modules(getattr(package, "__path__", []))
-        for module in (package, *(importlib.import_module(f"{shelf}.{m.name}") for m in inside)):
-            found = (getattr(thing, "topic", None) for thing in vars(module).values())
-            yield from (topic for topic in found if isinstance(topic, Topic))
+    yield from (thing.topic for thing in (*everything(), *all_causes()))
 
 
 def _find(name: str) -> Topic:
@@ -66,7 +54,7 @@ def _find(name: str) -> Topic:
         format_of(name)  # says which formats there are
     right = next((w for w in known if close and w.lower() == close[0]), None)
     hint = f"did you mean {right}?" if right else "give a code such as NP301, a rule's name, or a format such as fp16"
-    raise UsageError(f"there is nothing called {name!r} to explain", hint=hint)
+    raise UsageError(f"nothing to explain for {name!r}", hint=hint)
 
 
 def _show_topic(screen: Screen, topic: Topic) -> None:
@@ -84,15 +72,15 @@ def _show_topic(screen: Screen, topic: Topic) -> None:
 def _facts(form: Format) -> dict[str, object]:
     return {
         "format": form.name,
-        "also called": ", ".join(form.aliases),
+        "also_called": ", ".join(form.aliases),
         "max": form.max,
-        "smallest normal": form.smallest_normal,
-        "smallest subnormal": form.smallest_subnormal,
-        "machine eps": form.machine_eps,
-        "safe eps": form.safe_eps,
-        "exp(x) overflows above": form.exp_limit,
-        "has Inf": form.inf_code is not None,
-        "has NaN": form.specials != "none",
+        "smallest_normal": form.smallest_normal,
+        "smallest_subnormal": form.smallest_subnormal,
+        "machine_eps": form.machine_eps,
+        "safe_eps": form.safe_eps,
+        "exp_overflows_above": form.exp_limit,
+        "has_inf": form.inf_code is not None,
+        "has_nan": form.specials != "none",
     }
 
 
@@ -102,7 +90,7 @@ def _show_format(screen: Screen, form: Format) -> None:
     screen.data(_facts(form))
     table = Table(box=None, pad_edge=False, show_header=False)
     for key, value in _facts(form).items():
-        table.add_row(key, _words(value))
+        table.add_row(_heading(key), _words(value))
     screen.result(table)
 
 
@@ -110,12 +98,18 @@ def _compare(screen: Screen, formats: Iterable[Format]) -> None:
     from rich.table import Table
 
     facts = [_facts(f) for f in formats]
-    screen.data(facts)
-    keys = [k for k in facts[0] if k not in ("also called", "machine eps")]
-    table = Table(*keys, box=None, pad_edge=False)
+    if screen.as_json:  # listing the topics imports every rule and cause
+        screen.data({"formats": facts, "topics": [{"name": t.name, "title": t.title} for t in _topics()]})
+        return
+    keys = [k for k in facts[0] if k not in ("also_called", "machine_eps")]
+    table = Table(*map(_heading, keys), box=None, pad_edge=False)
     for row in facts:
         table.add_row(*(_words(row[k]) for k in keys))
     screen.result(table)
+
+
+def _heading(key: str) -> str:
+    return key.replace("exp_", "exp(x)_").replace("_", " ")
 
 
 def _words(value: object) -> str:

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @verb(example="nanproof harden configs/train.yaml --set lr=5e-5 --fact cause=lr-too-high --diff")
 @click.argument("config", type=click.Path())
-@click.option("-o", "--out", metavar="OUT", help="Where to write; beside the original as NAME_stable unless told.")
-@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="A change that is wanted in any case.")
-@click.option("--fact", "facts", metavar="NAME=VALUE", multiple=True, help="What is known of the run: gpu=A100.")
-@click.option("--diff", is_flag=True, help="Only show the difference; exit 1 if there is one.")
-@click.option("--apply", is_flag=True, help="Change the original in place; --undo takes it back.")
-@click.option("--undo", is_flag=True, help="Take the last hardening of CONFIG back.")
-@click.option("--conservative", is_flag=True, help="Also what often helps: lr/2, warm-up x2, clip, accumulate, save.")
-@click.option("--escalate", type=click.IntRange(1, 5), metavar="N", help="When that was not enough: 1 to 5, 4 is fp32.")
+@click.option("-o", "--out", metavar="OUT", help="Output file. Default: NAME_stable beside the original.")
+@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Set this, whatever the evidence says.")
+@click.option("--fact", "facts", metavar="NAME=VALUE", multiple=True, help="A known fact about the run: gpu=A100.")
+@click.option("--diff", is_flag=True, help="Only print the diff; exit 1 if there is one.")
+@click.option("--apply", is_flag=True, help="Change the original in place; --undo reverts it.")
+@click.option("--undo", is_flag=True, help="Revert the last hardening of CONFIG.")
+@click.option("--conservative", is_flag=True, help="Also apply what often helps: lr/2, warm-up x2, clip, accumulate.")
+@click.option("--escalate", type=click.IntRange(1, 5), metavar="N", help="Stronger measures, from 1 to 5; 4 is fp32.")
 @click.option(
-    "--project", metavar="DIR", type=click.Path(), help="Where the code is; the project around CONFIG unless told."
+    "--project", metavar="DIR", type=click.Path(), help="Folder of the code. Default: the project around CONFIG."
 )
 def command(
     screen: Screen, config: str, out: str | None, changes: tuple[str, ...], facts: tuple[str, ...], diff: bool,

@@ -17,7 +17,7 @@ from .shell import Screen, verb
 @click.option("--step", metavar="FILE:FUNCTION", help="make_step(batch) -> (model, step_fn): replay the incident.")
 @click.option("--fp32", "precision", flag_value="float32", help="Replay in float32: does precision alone explain it?")
 @click.option("--fp64", "precision", flag_value="float64", help="The same in float64.")
-@click.option("--verify", is_flag=True, help="After a change of the code: is the incident gone? Exit 0 if it is.")
+@click.option("--verify", is_flag=True, help="After a code change: is the incident gone? Exit 0 if so.")
 def command(screen: Screen, incident: str, step: str | None, precision: str | None, verify: bool) -> int:
     """Show where the step of an incident broke, or replay it with your own code.
 

@@ -18,24 +18,26 @@ if TYPE_CHECKING:
 
 @verb(example="nanproof rollout plan.yaml")
 @click.argument("plan", required=False)
-@click.option("--init", is_flag=True, help="Write a plan for the project at hand; PLAN may name its training script.")
-@click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="With --init: the last stage.")
-@click.option("--out", metavar="DIR", help="Where runs and results go; runs/NAME beside the plan unless told.")
-@click.option("--restart", is_flag=True, help="Forget what passed before and begin with the first stage.")
-@click.option("--check", is_flag=True, help="Say whether the plan is sound, and run nothing.")
+@click.option("--init", is_flag=True, help="Write a plan for this project; PLAN may be its training script.")
+@click.option(
+    "--processes", type=click.IntRange(1), default=2, show_default=True, help="With --init: those of the last stage."
+)
+@click.option("--out", metavar="DIR", help="Folder for runs and results. Default: runs/NAME beside the plan.")
+@click.option("--restart", is_flag=True, help="Discard earlier results and start with the first stage.")
+@click.option("--check", is_flag=True, help="Validate the plan without running anything.")
 def command(
     screen: Screen, plan: str | None, init: bool, processes: int, out: str | None, restart: bool, check: bool
 ) -> int:
     """Run the stages of PLAN in order; each must pass its gates before the next one starts.
 
-    After a kill the same command goes on where it stopped.
+    After an interruption the same command resumes with the first stage that has not passed.
     """
     from ..errors import UsageError
 
     if init:
         return _init(screen, plan, processes)
     if plan is None:
-        raise UsageError("no plan was named", hint="nanproof rollout --init writes one")
+        raise UsageError("no plan given", hint="nanproof rollout --init writes one")
     from ..run.rollout import load_plan, roll_out
 
     loaded = load_plan(plan, out)

@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     "--policy", type=click.Choice(["default", "strict", "observe"]), default="default", show_default=True,
     help="Skip and recover; stop at the first bad step; or only record.",
 )  # fmt: skip
-@click.option("--max-norm", type=float, help="Clip gradients to this norm, besides what the script does.")
+@click.option("--max-norm", type=float, help="Clip gradients to this norm, in addition to the script.")
 @click.option(
     "--heal/--no-heal", default=None,
-    help="Open repairs that were proved by replay (a module in float32); default: only offer them.",
+    help="Apply repairs that replay has proved (a module in float32). Default: only offer them.",
 )  # fmt: skip
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Where log and incidents go. Default: runs/NAME-TIME.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For example policy.max_consecutive=3.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Folder for log and incidents. Default: runs/NAME-TIME."
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set an option: policy.max_consecutive=3.")
 @click.option("--require", is_flag=True, help="Exit with 2 as soon as training is not guarded, instead of warning.")
 @click.option("--check", "only_check", is_flag=True, help="Run until the first guarded step; exit 1 if none.")
-@click.option("--nproc", type=click.IntRange(1), help="Let torchrun start that many processes on this machine.")
-@click.option("--nnodes", type=click.IntRange(1), default=1, help="On that many machines; call it on each of them.")
-@click.option("--rdzv", metavar="HOST:PORT", help="Where the machines meet.")
+@click.option("--nproc", type=click.IntRange(1), help="Start this many processes on this machine with torchrun.")
+@click.option("--nnodes", type=click.IntRange(1), default=1, help="Number of machines; run this command on each.")
+@click.option("--rdzv", metavar="HOST:PORT", help="Rendezvous address of the machines.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -54,8 +56,8 @@ def command(
 ) -> int:
     """Run a training script unmodified under the guard; - reads it from standard input.
 
-    Bad steps are undone before the optimizer takes them, poisoned checkpoints are not written, and every incident is
-    kept with its batch and its place. The script's own exit code is passed on; 66 says that the guard stopped it.
+    Bad steps are undone before they reach the weights, non-finite checkpoints are not written, and every incident is
+    recorded with its batch and source line. The exit code is the script's own, or 66 when the guard stopped the run.
     """
     from ..errors import UsageError
     from ..run.console import show_messages

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @verb(example="nanproof scan runs/a/checkpoints --quarantine runs/a/bad", inert=True)
 @click.argument("paths", nargs=-1, metavar="PATH...")
-@click.option("--bisect", is_flag=True, help="Read only O(log n) of a series to find where it turned bad.")
-@click.option("--fast", is_flag=True, help="Do not verify checksums.")
-@click.option("--jobs", type=click.IntRange(1, 64), help="Threads; one per core unless told.")
+@click.option("--bisect", is_flag=True, help="Read only O(log n) checkpoints to find where a series turned bad.")
+@click.option("--fast", is_flag=True, help="Skip checksums.")
+@click.option("--jobs", type=click.IntRange(1, 64), help="Number of threads. Default: one per core.")
 @click.option("--against", metavar="REF", help="Compare with this checkpoint; --repair takes buffers from it.")
 @click.option("--config", metavar="FILE", help="Compare the restored settings with a config: YAML, JSON, TOML, Python.")
 @click.option("--quarantine", metavar="DIR", help="Move what is corrupt, damaged, refused or dangerous to DIR.")
 @click.option("--undo", is_flag=True, help="With --quarantine: put everything back.")
 @click.option(
-    "--policy", type=click.Choice(["weights-only"]), help="Say whether torch.load(weights_only=True) accepts it."
+    "--policy", type=click.Choice(["weights-only"]), help="Report whether torch.load(weights_only=True) accepts it."
 )
 @click.option("--repair", metavar="OUT", help="Write a repaired copy; the original is not touched.")
 def command(
@@ -54,7 +54,7 @@ def command(
             raise UsageError("--undo needs --quarantine DIR", hint="nanproof scan --quarantine DIR --undo")
         return _undo(screen, quarantine)
     if not paths:
-        raise UsageError("nothing to scan was named", hint="nanproof scan runs/a/checkpoints")
+        raise UsageError("no path given", hint="nanproof scan runs/a/checkpoints")
     with loading():
         from ..checkpoint.layout import discover
         from ..checkpoint.ranks import Group, world
@@ -65,13 +65,13 @@ def command(
         screen.note(f"{len(found) - len(kept):,} files of incidents left out; name an incident's folder to scan it")
         found = kept
     if repair is not None and len(found) != 1:
-        raise UsageError(f"--repair takes one checkpoint, here are {len(found)}", hint="name the one to repair")
+        raise UsageError(f"--repair takes one checkpoint, got {len(found)}", hint="name the one to repair")
     reference = discover([against]) if against else []
     if len(reference) > 1:
-        raise UsageError(f"--against takes one checkpoint, here are {len(reference)}", hint="name one of them")
+        raise UsageError(f"--against takes one checkpoint, got {len(reference)}", hint="name one of them")
     if world()[1] > 1:
         if bisect or repair or quarantine or against or config or policy:
-            raise UsageError("under torchrun, scan only scans", hint="run --bisect and the others in one process")
+            raise UsageError("only a plain scan works under torchrun", hint="run the other options in one process")
         group = Group()
         try:
             return group.share_code(_together(screen, group, found, fast=fast, jobs=jobs))

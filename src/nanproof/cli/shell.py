@@ -123,7 +123,7 @@ _EXTRAS = {
 
 
 def explain_failure(error: BaseException) -> tuple[str, str]:
-    """What failed, and the next step, for an error that is none of ours."""
+    """What failed, and the next step, for an error from elsewhere."""
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         if name in _EXTRAS:
@@ -205,8 +205,8 @@ def verb(example: str, *, inert: bool = False) -> Callable[[Callable[..., int]],
         command = click.command(epilog=f"Example: {example}")(run)
         for option in reversed(
             [
-                click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for machines."),
-                click.Option(["--quiet", "-q"], is_flag=True, help="Print the result only."),
+                click.Option(["--json", "as_json"], is_flag=True, help="Print JSON (docs/automation.md)."),
+                click.Option(["--quiet", "-q"], is_flag=True, help="Print only the result."),
                 click.Option(["--debug"], is_flag=True, envvar="NANPROOF_DEBUG", help="Show tracebacks."),
             ]
         ):

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @click.argument("target")
 @click.argument("arguments", nargs=-1)
 @click.option("-m", "is_module", is_flag=True, help="TARGET is a module to run, as with python -m.")
-@click.option("--steps", type=click.IntRange(0), default=10, show_default=True, help="How many training steps.")
-@click.option("--watch", multiple=True, metavar="PATTERN", help="Tell the size of these parameters, such as '*alpha*'.")
+@click.option("--steps", type=click.IntRange(0), default=10, show_default=True, help="Number of training steps.")
+@click.option("--watch", multiple=True, metavar="PATTERN", help="Report the size of these parameters: '*alpha*'.")
 @click.option("--junit", metavar="FILE", help="Write the checks as JUnit XML.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Records of a script. Default: runs/smoke-NAME-TIME.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for records. Default: runs/smoke-NAME-TIME.")
 def command(
     screen: Screen,
     target: str,
@@ -107,10 +107,10 @@ def _smoke_script(
 def show(screen: Screen, report: SmokeReport) -> None:
     """One line for each check."""
     screen.data({"ok": report.ok, "checks": report.checks, "trial": report.trial})
-    colours = {"PASS": "green", "FAIL": "red", "NOTE": "yellow"}
+    colors = {"PASS": "green", "FAIL": "red", "NOTE": "yellow"}
     width = max(len(c.name) for c in report.checks)
     for check in report.checks:
-        screen.result(f"{style(check.result, fg=colours[check.result])}  {check.name:<{width}}  {check.reason}")
-    counts = {word: sum(c.result == word for c in report.checks) for word in colours}
+        screen.result(f"{style(check.result, fg=colors[check.result])}  {check.name:<{width}}  {check.reason}")
+    counts = {word: sum(c.result == word for c in report.checks) for word in colors}
     notes = f", {counts['NOTE']} to note" if counts["NOTE"] else ""
     screen.result(f"{counts['PASS']} passed, {counts['FAIL']} failed{notes}")

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @verb(example="nanproof watch runs/a runs/b")
 @click.argument("runs", nargs=-1, metavar="RUN_OR_LOG...")
-@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
 @click.option("--notify", is_flag=True, help="Send alerts to NANPROOF_WEBHOOK, NANPROOF_ALERTS.")
 @click.option("--web", is_flag=True, help="Serve a page for the browser instead.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="With --web: where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --web: default, any free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="With --web: address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --web: port. Default: any free port.")
 @click.option("--open", "browser", is_flag=True, help="With --web: open the page in the browser of this machine.")
 def command(
     screen: Screen, runs: tuple[str, ...], once: bool, notify: bool, web: bool, host: str, port: int, browser: bool

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from ..plugins import plugins
 from ..records import Edit, Finding
 from ..topics import Topic
 from .calls import is_arguments
@@ -70,7 +71,8 @@ def checks() -> tuple[Check, ...]:
     """All checks, in the order of their codes."""
     folder = Path(__file__).parent / "checks"
     names = sorted(m.name for m in pkgutil.iter_modules([str(folder)]))
-    return tuple(importlib.import_module(f"{__package__}.checks.{name}").CHECK for name in names)
+    own = (importlib.import_module(f"{__package__}.checks.{name}").CHECK for name in names)
+    return (*own, *plugins("checks", Check))
 
 
 def report(code: str, value: Value, message: str, help: str = "", edits: tuple[Edit, ...] = ()) -> Finding:

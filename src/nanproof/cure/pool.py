@@ -17,7 +17,7 @@ Heard = Callable[[Trial, Ran], None]
 
 
 class Pool(Protocol):
-    """Runs trials side by side and tells of each when it ends; the order of the results is that of the trials."""
+    """Runs trials side by side and reports each when it ends; the order of the results is that of the trials."""
 
     def run(self, bench: Bench, trials: Sequence[Trial], deadline: float, heard: Heard) -> list[Ran]: ...
 

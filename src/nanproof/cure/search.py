@@ -5,7 +5,7 @@
         outcome = Search(surface, Plan(out=Path("runs/cure-a")), pool, tell=print).run()
     outcome.answer, outcome.winner
 
-Everything that ran is on disk before the next trial begins: the same call with the same folder goes on where it was.
+Everything that ran is on disk before the next trial begins: the same call with the same folder resumes.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Ran:
     part: str = ""
     """Which training of the program this is about."""
     opening: str = ""
-    """A digest of the losses up to the original's death: equal ones tell of a change that changed nothing."""
+    """A digest of the losses up to the original's death: equal ones mean that the change had no effect."""
 
     @property
     def alive(self) -> bool:

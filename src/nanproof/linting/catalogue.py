@@ -1,4 +1,4 @@
-"""All rules, found by listing the folder `rules`: adding a file there is all it takes to add a rule.
+"""All rules, found by listing the folder `rules`, and those of other packages (`nanproof.plugins`).
 
 Rules look at code. The checks of configs, NP7xx, live with the readers of configs and are listed here beside them.
 """
@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
+from ..plugins import plugins
 from . import rules as folder
 from .rule import Rule
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def all_rules() -> tuple[Rule, ...]:
     """Every rule about code, by code."""
     names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name.startswith("np"))
-    return tuple(importlib.import_module(f"{folder.__name__}.{name}").RULE for name in names)
+    own = (importlib.import_module(f"{folder.__name__}.{name}").RULE for name in names)
+    return (*own, *plugins("rules", Rule))
 
 
 def all_checks() -> tuple[Check, ...]:

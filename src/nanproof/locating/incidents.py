@@ -35,7 +35,7 @@ def read_record(folder: Path) -> Incident:
     """The record of an incident."""
     record = folder / "incident.json"
     if not record.is_file():
-        raise UsageError(f"{folder} is no incident", hint="give a run's folder, or one below its incidents/")
+        raise UsageError(f"{folder} is not an incident folder", hint="give a run's folder, or one below its incidents/")
     try:
         return Incident.from_json(json.loads(record.read_text()))
     except ValueError as error:

@@ -87,9 +87,12 @@ def mechanism_of(event: Event, intentional: bool) -> tuple[Mechanism, str]:
 def _arrived(event: Event) -> tuple[Mechanism, str]:
     census = event.output.census if event.output else "bad"
     if event.phase == "uninitialized":
-        return "uninitialized", f"{event.op} returns memory that nobody has written, and it is read: {census}"
+        return (
+            "uninitialized",
+            f"{event.op} returns uninitialized memory, and it is read before it is written: {census}",
+        )
     if event.leaf:
-        return "bad-leaf", f"{event.leaf} was bad on arrival: {census}"
+        return "bad-leaf", f"{event.leaf} was already non-finite: {census}"
     if event.op:
         return "outside-dispatcher", f"{event.op} returned a bad gradient that no torch operation computed: {census}"
     return "outside-dispatcher", f"a tensor made before the step or outside torch was bad already: {census}"

@@ -108,7 +108,7 @@ class Made:
 
 @dataclass(slots=True)
 class Event:
-    """One operation that produced a bad value, or a value that was bad on arrival."""
+    """One operation that produced a bad value, or a value that was already bad."""
 
     number: int
     op: str

@@ -106,11 +106,11 @@ def _role(code: CodeType) -> int:
         return _BORDER if code.co_name == "_engine_run_backward" else _SKIPPED
     if file.startswith(_CASES):
         return _USER
-    if file.startswith((_PACKAGE, "<frozen ", *_STDLIB)) and not any(part in file for part in _INSTALLED):
-        return _SKIPPED
-    if file.startswith(_PACKAGE) or any(part in file for part in _INSTALLED):
+    if file.startswith(_PACKAGE):
+        return _SKIPPED  # also where nanproof itself is an installed package
+    if any(part in file for part in _INSTALLED):
         return _LIBRARY
-    return _USER
+    return _SKIPPED if file.startswith(("<frozen ", *_STDLIB)) else _USER
 
 
 def frames_of(stack: Stack) -> list[Frame]:

@@ -131,7 +131,7 @@ def normalized_mse(pred: Tensor, target: Tensor, mask: Tensor | None = None, *, 
 
 def _spread(target: Tensor, keep: Tensor, count: Tensor, eps: float) -> Tensor:
     """sqrt(var + eps) over what is kept; as a root, so that it never leaves the dtype."""
-    centre = masked_mean(target, keep)
-    halves = torch.where(keep, _half_difference(target, centre), 0.0)
+    center = masked_mean(target, keep)
+    halves = torch.where(keep, _half_difference(target, center), 0.0)
     half_std = safe_norm(halves / count.sqrt())  # the norm of many large numbers would saturate
     return safe_norm(torch.stack([half_std, half_std.new_tensor(eps**0.5 / 2)])) * 2

@@ -39,7 +39,7 @@ def log_sinkhorn(logits: Tensor, iterations: int = 20) -> Tensor:
     tensor([[-1.0000e+30,  0.0000e+00],
             [ 0.0000e+00, -1.0000e+30]])
 
-    Each iteration normalises the columns, then the rows: rows sum to 1 exactly, columns in the limit. Entries
+    Each iteration normalizes the columns, then the rows: rows sum to 1 exactly, columns in the limit. Entries
     of one column that lie more than the dtype's max apart are held at that distance, with their gradient.
     """
     return cast(_log_sinkhorn(logits, iterations), logits.dtype)

@@ -16,7 +16,7 @@ from ..watch.history import stretches, thin
 from ..watch.runs import Run
 
 WIDTH = 2000
-COLOURS = ("#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673")
+COLORS = ("#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673")
 
 
 def write_png(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
@@ -48,11 +48,11 @@ def _draw(axes: Any, title: str, group: Sequence[tuple[str, Column]]) -> None:
     for number, (name, column) in enumerate(group):
         part = thin(column, WIDTH)
         finite = np.isfinite(part.values)
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         shown = np.where(finite, part.values, np.nan)  # no line leads across what is not finite
-        axes.plot(part.steps, shown, linewidth=1, color=colour, label=name.replace("$", r"\$"))
+        axes.plot(part.steps, shown, linewidth=1, color=color, label=name.replace("$", r"\$"))
         bad = stretches(column)
-        _bands(axes, bad, colour, number)
+        _bands(axes, bad, color, number)
         count = sum(sum(counts) for _, _, *counts in bad)
         what = "steps" if len(part) == column.total else "steps, thinned to their extremes,"
         told.append(f"{column.total:,} {what} plotted" + (f", {count:,} of them not finite" if count else ""))
@@ -69,15 +69,15 @@ def _draw(axes: Any, title: str, group: Sequence[tuple[str, Column]]) -> None:
         axes.legend(frameon=False)
 
 
-def _bands(axes: Any, bad: Sequence[Sequence[int]], colour: str, row: int) -> None:
-    """Stretches of non-finite values over the whole height, in the run's own color, the longest of them labelled."""
+def _bands(axes: Any, bad: Sequence[Sequence[int]], color: str, row: int) -> None:
+    """Stretches of non-finite values over the whole height, in the run's own color, the longest of them labeled."""
     for first, last, *_ in bad:
-        axes.axvspan(first, max(last, first + 0.5), facecolor=colour, alpha=0.14, hatch="///", edgecolor=colour)
-        axes.axvspan(first, max(last, first + 0.5), ymin=0.97, color=colour, linewidth=1)
+        axes.axvspan(first, max(last, first + 0.5), facecolor=color, alpha=0.14, hatch="///", edgecolor=color)
+        axes.axvspan(first, max(last, first + 0.5), ymin=0.97, color=color, linewidth=1)
     for first, last, *counts in sorted(bad, key=lambda b: b[0] - b[1])[:3]:
         kinds = ", ".join(word for word, n in zip(("NaN", "Inf", "-Inf"), counts, strict=True) if n)
         label = f"{kinds} {first:,}" + (f"–{last:,}" if last > first else "")
         axes.text(
             first, 0.95 - 0.08 * row, label, transform=axes.get_xaxis_transform(), fontsize=8, color="white", va="top",
-            clip_on=True, bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.5},
+            clip_on=True, bbox={"facecolor": color, "edgecolor": "none", "pad": 1.5},
         )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ..plugins import plugins
 from .attachment import KERAS
 from .import_hooks import ImportHooks
 from .patches import Patches
@@ -79,3 +80,5 @@ def watch_trainers(hooks: ImportHooks, patches: Patches, session: Session) -> No
         "torch.distributed.checkpoint.state_dict_saver": checkpoints,
     }.items():
         hooks.await_module(name, action)
+    for watch in plugins("trainers"):
+        watch(hooks, patches, session)

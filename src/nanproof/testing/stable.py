@@ -92,7 +92,7 @@ def _fills(example: Tensor, edges: Sequence[float] | None) -> list[Fill]:
         raise UsageError("edges is empty", hint="give at least one value, or leave it out")
 
     def mixed(x: Tensor) -> Tensor:
-        # Largest beside most negative: differences and sums of neighbours overflow here and nowhere else.
+        # Largest beside most negative: differences and sums of neighbors overflow here and nowhere else.
         values = sorted(named.values(), key=lambda v: (-abs(v), -v))
         repeated = (values * (x.numel() // len(values) + 1))[: x.numel()]
         return torch.tensor(repeated, dtype=x.dtype, device=x.device).reshape(x.shape)

@@ -1,4 +1,4 @@
-"""Values that were bad on arrival: parameters, buffers and items of the batch. The marker is where they enter."""
+"""Values that were already bad: parameters, buffers and items of the batch. The marker is where they enter."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def load_model(cfg: Settings, folder: Path) -> Any:
 
 
 def add_adapters(model: Any, cfg: Settings) -> Any:
-    """LoRA on the attention, as in its paper; PEFT makes the adapters float32 unless told not to."""
+    """LoRA on the attention, as in its paper; PEFT makes the adapters float32 by default."""
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(
@@ -133,7 +133,7 @@ def train(job: Job) -> None:
 
 
 def find_checkpoint(job: Job) -> str | None:
-    """The Trainer's checkpoint to go on from: the one that was named, or the last of a run's folder."""
+    """The Trainer's checkpoint to go on from: the given one, or the last of a run's folder."""
     from transformers.trainer_utils import get_last_checkpoint
 
     if job.resume is None:

@@ -76,7 +76,7 @@ CASE = Case(
             shown_by=f"nanproof run -m {_TRAIN} ; {_TESTS}::test_the_guarded_original_ends_with_finite_weights",
         ),
         Requirement(
-            number="A2", wish="losses that cannot divide by zero, latents normalised, every loss component checked",
+            number="A2", wish="losses that cannot divide by zero, latents normalized, every loss component checked",
             shown_by=f"{_TESTS} -k 'division_by_zero or lengths'",
         ),
         Requirement(
@@ -94,7 +94,7 @@ CASE = Case(
             "NPROC_PER_NODE=2 sh src/nanproof/cases/mm_ldlm/train.sh --config-name stable",
         ),
         Requirement(
-            number="A6", wish="a roll-out in stages, each with its gates",
+            number="A6", wish="a rollout in stages, each with its gates",
             shown_by="nanproof rollout src/nanproof/cases/mm_ldlm/rollout.yaml --out runs/rollout",
         ),
         Requirement(

@@ -31,7 +31,7 @@ CLAIMS = (
         overrides=("training.accumulate_batches=2",),
     ),
     Claim(
-        advice="normalise the latents to length 1", before="as they come, deviation 25", after="F.normalize",
+        advice="normalize the latents to length 1", before="as they come, deviation 25", after="F.normalize",
         why="the first LayerNorm took the scale out anyway, and what a latent says by its length is lost: standardise",
         overrides=("advice=[normalize_latents]",),
     ),

@@ -51,7 +51,7 @@ class HyperConnection(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """Normalise, modulate by the diffusion times (adaLN), transform, gate."""
+    """Normalize, modulate by the diffusion times (adaLN), transform, gate."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Sublayer(nn.Module):
 
 
 class JointAttention(Sublayer):
-    """Attention over text and latent tokens together, with normalised queries and keys."""
+    """Attention over text and latent tokens together, with normalized queries and keys."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width)

@@ -27,7 +27,7 @@ CASE = Case(
         ),
         Change(
             before="scores are q·k",
-            after="scores are q·k/√d of normalised q and k, times a learned gain of at most 10",
+            after="scores are q·k/√d of normalized q and k, times a learned gain of at most 10",
             why="the softmax may become sharp by its gain, but no longer by weights that drift",
         ),
         Change(

@@ -15,7 +15,7 @@ from . import advice as advised
 from .maps import BLOCK, Maps
 from .model import CHANNELS, Denoiser, FrozenEncoder
 
-# What the original's torch.cuda.amp.autocast(enabled=amp) runs in unless told otherwise: float16. autocast's default on
+# What the original's torch.cuda.amp.autocast(enabled=amp) runs in by default: float16. autocast's default on
 # a CPU would be bfloat16; the miniature takes what a GPU takes.
 AUTOCAST_DEFAULT = torch.get_autocast_dtype("cuda")
 

@@ -60,7 +60,7 @@ CASE = Case(
         Change(
             before="streams are cast to float16 for the read-out",
             after="read-out and mixing in float32, convolutions in float16",
-            why="what adds up over the depth needs the range; what is normalised after each step does not",
+            why="what adds up over the depth needs the range; what is normalized after each step does not",
         ),
         Change(
             before="RMSNorm eps 1e-20",

@@ -12,7 +12,7 @@ from .train import FOLDER
 
 
 def _start_fresh(runs: Runs) -> Judgement:
-    """What is in the checkpoint that was given up: its parameters, with BatchNorm's statistics taken anew."""
+    """What is in the checkpoint that was given up: its parameters, with BatchNorm's statistics collected again."""
     last = sorted((runs.folder("original") / "checkpoints").glob("step_*.pt"))[-1]
     state = torch.load(last, weights_only=True)
     found = state["model"]
@@ -25,8 +25,8 @@ def _start_fresh(runs: Runs) -> Judgement:
     again = runs.result("advised")
     fate = f"dies again, at step {again.first_bad_step}" if again.outcome == "died" else f"ends {again.outcome}"
     told = (
-        f"{len(bad)} of {len(found)} tensors were bad, all of them statistics of BatchNorm; with these taken anew the "
-        f"checkpoint reads {score.value:.2f} of the plates; a fresh run {fate}"
+        f"{len(bad)} of {len(found)} tensors were bad, all of them BatchNorm statistics; with these collected again "
+        f"the checkpoint reads {score.value:.2f} of the plates; a fresh run {fate}"
     )
     if again.value >= score.value:
         return Judgement(verdict="helped", measured=told)
@@ -66,7 +66,7 @@ CLAIMS = (
     ),
     Claim(
         advice="a larger eps in RMSNorm", before="eps 1e-20", after="1e-8",
-        why="it normalises maps of thousands; both are nothing beside them",
+        why="it normalizes maps of thousands; both are nothing beside them",
         overrides=("model.rms_eps=1e-8",),
     ),
     Claim(

@@ -27,7 +27,7 @@ def evaluate(model: nn.Module) -> Score:
 
 @torch.no_grad()
 def settle_statistics(model: nn.Module, batches: int = 50) -> None:
-    """Take BatchNorm's running statistics anew, in float32, from plates of the kind that it was trained with."""
+    """Collect BatchNorm's running statistics again, in float32, from plates of the kind that it was trained with."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()

@@ -7,6 +7,7 @@ validation that looks like one of training, a line that counts although it holds
 
 from __future__ import annotations
 
+from ...plugins import plugins
 from ..grammar import Grammar
 from . import (
     deepspeed,
@@ -27,5 +28,5 @@ from . import (
 GRAMMARS: tuple[Grammar, ...] = (
     *megatron.GRAMMARS, *deepspeed.GRAMMARS, *fairseq.GRAMMARS, *nanogpt.GRAMMARS, *openmmlab.GRAMMARS,
     *detectron.GRAMMARS, *timm.GRAMMARS, *lightning.GRAMMARS, *keras.GRAMMARS, *olmo.GRAMMARS, *restoration.GRAMMARS,
-    *espnet.GRAMMARS, *examples.GRAMMARS,
+    *espnet.GRAMMARS, *examples.GRAMMARS, *plugins("grammars", Grammar),
 )  # fmt: skip
