@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -145,11 +146,12 @@ def test_watches_read_activations_and_gates_on_their_cadence() -> None:
     model = Tapped()
     _, guard = make(model, modules=["lin"], params=["*alpha*"], every=3)
     x = make_batches(1)[0].x
-    for _ in range(7):
+    for _ in range(27):
         guard.step(lambda: model(x).square().mean())
     seen = [r.watched for r in guard._engine.run.recorder.recent]
-    assert [bool(w) for w in seen] == [True, False, False, True, False, False, True]
-    assert set(seen[0]) == {"absmax/lin", "param/alpha"}
+    assert all("absmax/lin" in w for w in seen[:20]), "the first steps are all read"
+    assert ["absmax/lin" in w for w in seen[20:]] == [False, True, False, False, True, False, False]
+    assert {"absmax/lin", "param/alpha"} <= set(seen[0])
     assert seen[0]["param/alpha"] == pytest.approx(0.01)
     assert seen[0]["absmax/lin"] > 0
 
@@ -183,7 +185,9 @@ def test_an_output_that_nears_its_maximum_warns_before_anything_breaks(caplog: A
     verdicts = [guard.step(lambda: model(x).square().mean()) for _ in range(16)]
     assert all(v.ok for v in verdicts), "a warning vetoes nothing"
     assert guard.tally.warnings["forecast"] >= 1
-    assert "the largest output of stream grows 2 × per step and reaches 65,504" in caplog.text
+    rates = re.findall(r"the largest output of stream grows ([\d.]+) × per step and reaches 65,504", caplog.text)
+    assert rates
+    assert [float(r) for r in rates] == pytest.approx([2] * len(rates), abs=0.2)
 
 
 def test_gradients_near_their_maximum_warn_too(caplog: Any) -> None:
