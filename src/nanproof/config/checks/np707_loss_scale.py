@@ -18,7 +18,7 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
     meaning = Meaning.of(settings)
     if any(is_on(v) for v in meaning.all("bf16")) and not any(is_on(v) for v in meaning.all("fp16")):
         for key in settings:
-            if key.key.startswith("bf16.") and "scale" in key.name:
+            if key.key.removeprefix("deepspeed.").startswith("bf16.") and "scale" in key.name:
                 yield report(
                     "NP707", key, f"{key.label} does nothing: bf16 has the range of float32 and is not scaled",
                     "take the key out, or put it under fp16",
