@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..captured import CapturedState
 from ..errors import DesyncError, GuardStop
@@ -748,6 +749,11 @@ class Engine:
             self.tally.warn(found)
             self._record(step, found, decide(found, step.group.history, self.policy, Recoveries()))
         return found
+
+    @property
+    def hooks(self) -> list[RemovableHandle]:
+        """The engine's own hooks on modules."""
+        return self._foresight.hooks
 
     def observe(self, name: str, value: Tensor | float, limit: float | None) -> None:
         """A number of the loop's own, sent and logged with the next step."""

@@ -52,6 +52,11 @@ class Foresight:
         self._on = self._after = False
         """Whether this step is read; whether the last one was, so that its update is known now."""
 
+    @property
+    def hooks(self) -> list[RemovableHandle]:
+        """The hooks on modules that are still there."""
+        return list(self._outputs.hooks.values())
+
     def observe(self, name: str, value: Tensor | float, limit: float | None) -> None:
         """Take a number of the loop's own in; it is sent with the next step."""
         number = value.detach().reshape(-1) if isinstance(value, Tensor) else torch.tensor([float(value)])
@@ -127,7 +132,7 @@ class Outputs:
         self._automatic = automatic
         self._on = False
         hooked = every if automatic else {n: every[n] for n in self.names}
-        self._hooks: dict[str, RemovableHandle] = {
+        self.hooks: dict[str, RemovableHandle] = {
             n: m.register_forward_hook(Hook(self._hook(n))) for n, m in hooked.items()
         }
 
@@ -143,8 +148,8 @@ class Outputs:
         nearest = [n for n in sorted(room, key=lambda n: room[n]) if n not in self.names]
         self.names += nearest[: self._automatic]
         self.chosen = True
-        for name in set(self._hooks) - set(self.names):
-            self._hooks.pop(name).remove()
+        for name in set(self.hooks) - set(self.names):
+            self.hooks.pop(name).remove()
 
     def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -159,7 +164,7 @@ class Outputs:
         return hook
 
     def close(self) -> None:
-        for hook in self._hooks.values():
+        for hook in self.hooks.values():
             hook.remove()
 
 

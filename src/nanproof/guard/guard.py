@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..captured import CapturedState
 from ..errors import UsageError
@@ -217,6 +218,11 @@ class Guard:
         with self._abandoning():
             self._current.passes[-1].capture.before_backward(loss)
             self._backward(loss)
+
+    @property
+    def hooks(self) -> list[RemovableHandle]:
+        """Every hook that this guard has on modules of the model."""
+        return [*self._hooks, *self._engine.hooks]
 
     def observe(self, name: str, value: Tensor | float, *, limit: float | None = None) -> None:
         """Follow a number of your own, such as a policy's entropy: it is logged with the step and forecast.

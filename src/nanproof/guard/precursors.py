@@ -72,7 +72,7 @@ class Precursors:
             moments = [m for _, p, _ in found if (m := self._second_moment(p)) is not None]
             if len(moments) == len(found):
                 v = self._joined([m for m, _ in moments], device)
-                unbiased = v / torch.tensor([c for _, c in moments], device=device)[part.ids]
+                unbiased = v / torch.stack([c for _, c in moments]).to(device, non_blocking=True)[part.ids]
                 keys += [f"g2_over_v/{n}" for n, _, _ in found]
                 values.append(part.sums(squares / unbiased.clamp_min(_TINY)) / part.counts)
         weights = self._joined([p for _, p in every], device)
@@ -100,7 +100,7 @@ class Precursors:
             )
         return self._segments[key]
 
-    def _second_moment(self, parameter: nn.Parameter) -> tuple[Tensor, float] | None:
+    def _second_moment(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
         """The running mean of squared gradients, and what it is short of by having begun at zero."""
         for optimizer in self._optimizers:
             state: dict[str, Any] = optimizer.state.get(parameter, {})
@@ -123,8 +123,10 @@ class _Segments:
         return torch.zeros_like(self.counts).index_add_(0, self.ids, values)
 
 
-def _correction(optimizer: Optimizer, state: dict[str, Any]) -> float:
+def _correction(optimizer: Optimizer, state: dict[str, Any]) -> Tensor:
+    """Computed where the counter is, so that nothing waits for it."""
     betas, step = optimizer.defaults.get("betas"), state.get("step")
-    if betas is None or not isinstance(step, Tensor) or step.device.type != "cpu":
-        return 1.0  # a counter on the device cannot be read without waiting; after a few hundred steps this is exact
-    return float(1.0 - betas[1] ** float(step)) or 1.0
+    if betas is None or not isinstance(step, Tensor):
+        return torch.ones(())
+    short = 1.0 - betas[1] ** step.detach().float().reshape(())
+    return torch.where(short > 0, short, 1.0)

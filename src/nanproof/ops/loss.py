@@ -57,8 +57,8 @@ def masked_cross_entropy(
 
 
 def _check_classes(logits: Tensor, target: Tensor, dim: int, reduction: str) -> None:
-    dim %= logits.ndim
-    expected = [*logits.shape[:dim], *logits.shape[dim + 1 :]]
+    place = dim % logits.ndim
+    expected = [*logits.shape[:place], *logits.shape[place + 1 :]]
     if expected != list(target.shape):
         raise UsageError(
             f"target has shape {tuple(target.shape)}, and logits without dim {dim} have {tuple(expected)}",

@@ -354,7 +354,8 @@ class Session:
             return None
         with self._surviving("looking at what a save overwrites"):
             self._notice_overwriting(target)
-        with removed([*self.registry.triggers, *(self._loop.hooks if self._loop is not None else [])]):
+        ours = [*self._loop.hooks, *self._loop.guard.hooks] if self._loop is not None else []
+        with removed([*self.registry.triggers, *ours]):
             return call()
 
     def _notice_overwriting(self, target: Any) -> None:
