@@ -99,8 +99,10 @@ def test_a_rank_that_is_killed_costs_nothing_since_the_last_checkpoint(tmp_path:
     assert "resumed at batch 10" in killed.stdout
     assert different(torch.load(tmp_path / "killed"), torch.load(tmp_path / "whole")) == []
     assert is_finite(torch.load(tmp_path / "killed"))
-    # the bad batch before the kill and the one after it, each seen by both ranks
-    assert {i["id"] for i in incidents(tmp_path / "run")} == {"000005-r0", "000005-r1", "000014-r0", "000014-r1"}
+    # the bad batch before the kill and the one after it, each seen by both ranks; the rank that was left may also have
+    # recorded that it lost the other
+    bad = [(i["step"], i["rank"]) for i in incidents(tmp_path / "run") if i["verdict"]["kind"] == "nonfinite"]
+    assert sorted(bad) == [(5, 0), (5, 1), (14, 0), (14, 1)]
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["guarded"][0]["updates"] == 18
 
