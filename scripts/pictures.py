@@ -93,11 +93,11 @@ def photograph(page: Path, shots: dict[str, tuple[int, int, bool, str]]) -> None
 
 
 def terminal(paths: list[str]) -> None:
-    from nanproof.watch.runs import find_runs
+    from nanproof.watch.runs import Finder
     from nanproof.watch.tui import watch
 
     console = Console(width=100, record=True, file=io.StringIO(), force_terminal=True)
-    watch(find_runs(paths), once=True, console=console)
+    watch(Finder(paths), once=True, console=console)
     picture = console.export_svg(title="nanproof watch runs")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # no fonts from the network
     picture = re.sub(r"<!--.*?-->", "", picture, flags=re.DOTALL)

@@ -27,7 +27,7 @@ from nanproof.logs import read
 from nanproof.watch.glance import glance
 from nanproof.watch.notify import SILENCE, Notifier, payload
 from nanproof.watch.occasions import occasions
-from nanproof.watch.runs import find_runs
+from nanproof.watch.runs import Finder
 from nanproof.watch.sparkline import BAD, BARS, sparkline
 from nanproof.watch.tui import watch
 from support.incidents import make_incident
@@ -47,7 +47,7 @@ def test_a_sparkline_is_as_wide_as_asked_and_never_hides_a_bad_value(values: lis
 
 def shown(folder: Path, width: int = 100) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    watch(find_runs([str(folder)]), once=True, console=console)
+    watch(Finder([str(folder)]), once=True, console=console)
     return console.export_text()
 
 

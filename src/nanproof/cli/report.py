@@ -27,7 +27,7 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
     kind = Path(out).suffix.lower()
     if kind not in (".html", ".md", ".png"):
         raise UsageError(f"unsupported format {kind or out!r}", hint="use .html, .md or .png, as in -o report.html")
-    found = find_runs(runs, empty=False)
+    found = find_runs(runs)
     if kind == ".html":
         from ..report.html import write_html
 
