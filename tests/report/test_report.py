@@ -13,9 +13,9 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from nanproof.errors import UsageError
-from nanproof.report.compare import compare
 from nanproof.report.markdown import markdown
 from nanproof.report.plot import write_png
+from nanproof.watch.compare import compare
 from nanproof.watch.runs import find_runs
 from support.incidents import make_incident
 from support.pages import write_log

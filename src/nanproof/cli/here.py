@@ -46,10 +46,9 @@ def look(folder: Path) -> Here:
     found = runs_below(folder)
     if not found:
         return Here(next=_first_command(folder))
-    path = Path(found[0].path)
+    path, home = found[0].path, found[0].home
     run = Run(0, path, log_run=found[0].run or None)
     run.poll()
-    home = path.parent if path.is_file() and found[0].name == os.path.relpath(path.parent, folder) else path
     state, incidents = run.state(), run.incidents()
     lines: list[tuple[str, str]] = []
     loss = run.series.loss
@@ -63,7 +62,7 @@ def look(folder: Path) -> Here:
     elif not state.healthy and state.kind not in ("stale", "interrupted") and not run.series.empty:
         lines += _suspected(home)
     lines += _log_words(run)
-    good, words = _checkpoint(folder, own=path, others=[Path(place.path) for place in found[1:]])
+    good, words = _checkpoint(folder, own=path, others=[place.home for place in found[1:]])
     lines += [("checkpoint", words)] if words else []
     if others := len(found) - 1:
         lines.append(("also", f"{others} older run{'s' if others > 1 else ''}, newest {_shown(found[1].name)}"))

@@ -52,6 +52,6 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
 def _compared(runs: list[Run]) -> dict[str, Any]:
     if len(runs) != 2:
         return {}
-    from ..report.compare import compare
+    from ..watch.compare import compare
 
     return {"compared": compare(*runs)}

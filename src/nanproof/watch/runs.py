@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,9 +36,13 @@ NEWEST = 500  # incidents that are listed
 class Run:
     """One run. ``id`` says nothing of its path: it may stand in an address."""
 
-    def __init__(self, number: int, path: str | os.PathLike[str], name: str = "", log_run: str | None = None) -> None:
+    def __init__(
+        self, number: int, path: str | os.PathLike[str], name: str = "", log_run: str | None = None,
+        home: Path | None = None,
+    ) -> None:  # fmt: skip
         self.id = f"r{number}"
         self.path = Path(path)
+        self.home = home or self.path
         self.name = name or self.path.name or str(self.path)
         self._follower = Follower(self.path, run=log_run)
         self._incidents: dict[str, tuple[Path, Incident]] = {}
@@ -179,6 +183,19 @@ def _read(path: Path) -> Incident | None:
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run was found: its folder or its log, and its name within a store of several."""
+
+    path: Path
+    """What is followed."""
+    home: Path
+    """What is diagnosed: the folder, where it is the run's own."""
+    name: str
+    run: str = ""
+    modified: float = 0.0
+
+
 class Finder:
     """The runs behind some paths, and those that begin there later.
 
@@ -189,7 +206,7 @@ class Finder:
         """Find the runs that are there; without ``wait`` a folder without any is an error."""
         self.runs: list[Run] = []
         self._paths = list(paths)
-        self._known: set[tuple[str, str]] = set()
+        self._known: set[tuple[Path, str]] = set()
         self._waiting: set[Path] = set()
         for path in paths:
             place = Path(path)
@@ -201,7 +218,7 @@ class Finder:
             begun = place.is_file() or (place / RUN_LOG).exists()
             if not begun and not wait:
                 raise UsageError(f"{path} holds no log", hint="give a run folder or a log of a training")
-            self._take(place, place.absolute().name)
+            self._take(Place(path=place, home=place, name=place.absolute().name))
             self._waiting |= set() if begun else {place}
         if not self.runs:
             raise UsageError("no run given", hint="nanproof watch runs/a; nanproof alone finds the newest run")
@@ -225,16 +242,16 @@ class Finder:
         found = runs_below(place)
         for one in found:
             if (one.path, one.run) not in self._known:
-                self._take(Path(one.path), one.name, one.run)
+                self._take(one)
         return bool(found)
 
-    def _take(self, path: Path, name: str, run: str = "") -> None:
-        self._known.add((str(path), run))
-        waited = self._waiting & {path, *path.parents}
+    def _take(self, place: Place) -> None:
+        self._known.add((place.path, place.run))
+        waited = self._waiting & {place.path, *place.path.parents}
         if waited:  # the folder was there first, its log came later: the same run
             self._waiting -= waited
             return
-        self.runs.append(Run(len(self.runs), path, name, run or None))
+        self.runs.append(Run(len(self.runs), place.path, place.name, place.run or None, place.home))
 
 
 def find_runs(paths: Sequence[str]) -> list[Run]:
@@ -242,36 +259,27 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
     return Finder(paths, wait=False).runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a run was found: its folder or its log, and its name within a store of several."""
-
-    path: str
-    name: str
-    run: str = ""
-    modified: float = 0.0
-
-
 def runs_below(root: Path) -> list[Place]:
     """The runs below a folder, the newest first: every log, and runs of `nanproof run` that never came to a step."""
     logs = [log for log in find_logs(root) if not _is_trial(log.path)]
-    alone = Counter(str(Path(log.path).parent) for log in logs)
+    alone = Counter(Path(log.path).parent for log in logs)
     found = []
     for log in logs:
         path = Path(log.path)
-        folder = path.parent
-        own = path.is_file() and alone[str(folder)] == 1 and folder != root  # its folder is its name
-        shown = os.path.relpath(folder if own else path, root)
-        found.append(Place(path=log.path, name=root.absolute().name if shown == "." else shown, run=log.run,
-                           modified=log.modified))  # fmt: skip
-    if len(found) == 1 and Path(found[0].path).parent == root:
-        found = [replace(found[0], name=root.absolute().name)]
+        # a log that is alone in its folder is a run of that folder's name, with the configs beside it
+        own = path.is_file() and alone[path.parent] == 1 and (path.parent != root or len(logs) == 1)
+        home = path.parent if own else path
+        found.append(Place(path=path, home=home, name=_name(home, root), run=log.run, modified=log.modified))
     logged = {p for log in logs for p in (Path(log.path), *Path(log.path).parents)}
     for record in _records(root):
         if record.parent not in logged and not _is_trial(str(record)):
-            name = os.path.relpath(record.parent, root)
-            found.append(Place(path=str(record.parent), name=name, modified=record.stat().st_mtime))
+            place = record.parent
+            found.append(Place(path=place, home=place, name=_name(place, root), modified=record.stat().st_mtime))
     return sorted(found, key=lambda place: (-place.modified, place.path))
+
+
+def _name(path: Path, root: Path) -> str:
+    return os.path.relpath(path, root) if path != root else root.absolute().name
 
 
 def _records(root: Path) -> Iterator[Path]:

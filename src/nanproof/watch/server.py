@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ..errors import UsageError
 from ..records import to_json
 from . import history
+from .compare import compare
 from .limits import limited
 from .runs import Finder, state_json
 from .security import App, Gatekeeper
@@ -152,7 +153,11 @@ def make_app(finder: Finder, *, token: str, hosts: frozenset[str]) -> App:
             return missing()
         state, incidents = await desk.ask(lambda: (run.state(), run.incidents()))
         # seconds of reading: in a thread of its own, so that points keep coming
-        return answer(await asyncio.to_thread(facts_of, run.path, state, incidents))
+        return answer(await asyncio.to_thread(facts_of, run.home, state, incidents))
+
+    async def compared(request: Request) -> Response:
+        pair = list(desk.runs.values())
+        return answer(await desk.ask(compare, *pair) if len(pair) == 2 else None)
 
     async def stream(request: Request) -> Response:
         if len(desk.viewers) >= VIEWERS:
@@ -169,7 +174,7 @@ def make_app(finder: Finder, *, token: str, hosts: frozenset[str]) -> App:
     routes = [
         Route(f"{base}/", page), Route(f"{base}/runs", overview), Route(f"{base}/points/{{run}}", points),
         Route(f"{base}/incident/{{run}}/{{key}}", incident), Route(f"{base}/stream", stream),
-        Route(f"{base}/facts/{{run}}", facts),
+        Route(f"{base}/facts/{{run}}", facts), Route(f"{base}/compared", compared),
         Route(f"{base}/page/{{name:path}}", page),
     ]  # fmt: skip
     return Gatekeeper(Starlette(routes=routes, lifespan=lifespan), token=token, hosts=hosts)

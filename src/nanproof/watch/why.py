@@ -37,8 +37,8 @@ class Why:
 
 
 def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], diagnosis: Diagnosis | None = None) -> Why:
-    """The cause of trouble in a run; nothing for a run that is healthy."""
-    if state.healthy and not incidents:
+    """The cause of trouble in a run; nothing for one that is healthy, was ended from outside or never began."""
+    if state.step is None or not (incidents or state.since is not None or state.kind in ("died", "stopped")):
         return Why()
     diagnosis = diagnosis or diagnosed(path)[0]
     located = next((i for i in incidents if i["where"] and i["cause"]), None)
