@@ -251,10 +251,8 @@ def run_program(
     except SystemExit as leaving:
         code = _code_of(leaving)
         stage.died = leaving if code and not isinstance(leaving, GuardStop) else None
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         code, state = 130, "interrupted"
-        _show(error)
-        raise KeyboardInterrupt from None
     except BaseException as error:
         code = error.exit_code if isinstance(error, NanproofError) else 1
         if isinstance(error, UsageError) and not begun:

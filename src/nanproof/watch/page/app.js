@@ -205,8 +205,10 @@ class App {
 
   marksOf(entries) {
     const bands = [], lines = [];
-    entries.forEach(({ curve, run }, row) => {
-      const place = this.place(run);
+    let row = -1; // a line of labels for each run that has some
+    entries.forEach(({ curve, run }) => {
+      const place = this.place(run), before = bands.length;
+      row += 1;
       const add = (stretch, own, what) => bands.push({
         from: place(stretch[0]), to: place(stretch[1]), colour: run.colour, own, row,
         label: `${what}${kindOf(stretch)} ${stretch[0].toLocaleString("en")}${stretch[1] > stretch[0] ? `–${stretch[1].toLocaleString("en")}` : ""}`,
@@ -215,6 +217,7 @@ class App {
       const loss = run.loss();
       if (loss && loss !== curve && !curve.bad.length) for (const stretch of loss.bad) add(stretch, false, `${loss.name} `);
       bands.push(...this.risks(run, place, row));
+      if (bands.length === before) row -= 1;
       for (const event of run.events) {
         if (event.step === null || event.step === undefined) continue;
         const kind = { skip: "skip", overflow: "skip", rollback: "rollback", resume: "resume" }[event.kind];
