@@ -103,12 +103,12 @@ def _svg(losses: list[tuple[int, float]]) -> str:
     parts += [label(f"{int(at):,}", x(at), HEIGHT - 4, "middle") for at in dict.fromkeys((first, first + span))]
     for start, end, *counts in stretches(column):
         kinds = ", ".join(w for w, n in zip(("NaN", "Inf", "-Inf"), counts, strict=True) if n)
-        label = f"{kinds} {start:,}" + (f"–{end:,}" if end > start else "")
+        words = f"{kinds} {start:,}" + (f"–{end:,}" if end > start else "")
         wide = max(2.0, x(end) - x(start))
         parts.append(
             f'<rect x="{x(start):.1f}" y="0" width="{wide:.1f}" height="{HEIGHT - 20}" fill="{RED}" opacity=".18"/>'
         )
-        parts.append(f'<text x="{min(x(start) + 2, WIDTH - 90):.1f}" y="12" font-size="11" fill="{RED}">{label}</text>')
+        parts.append(f'<text x="{min(x(start) + 2, WIDTH - 90):.1f}" y="12" font-size="11" fill="{RED}">{words}</text>')
     lines, points = [], []
     for at, v in zip(part.steps.tolist(), part.values.tolist(), strict=True):
         if math.isfinite(v):

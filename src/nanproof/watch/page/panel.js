@@ -38,7 +38,8 @@ function state(run, alone) {
   const others = (why.commands ?? []).slice(1);
   if (!facts.length && !others.length) return box;
   const details = make("details");
-  details.open = alone && matchMedia("(min-width: 901px)").matches;
+  // in a report there is room to read; a page that lives must not move under the pointer
+  details.open = alone && document.getElementById("data") !== null && matchMedia("(min-width: 901px)").matches;
   const list = make("ul");
   list.append(...facts.map((text) => make("li", text)));
   details.append(make("summary", "evidence"), list, ...others.map(command));
