@@ -56,7 +56,7 @@ def test_a_frame_says_what_matters(tmp_path: Path) -> None:
     make_incident(tmp_path, 98)
     text = shown(tmp_path)
     assert "died at step 98: loss is NaN since step 98 (2 logged values, the last at step 99)" in text
-    assert "nonfinite loss nan → skip  pole at model.py:12" in text
+    assert "nonfinite loss nan → skip: pole in log, model.py:12" in text
     assert BAD in text
 
 

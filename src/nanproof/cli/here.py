@@ -70,7 +70,13 @@ def look(folder: Path) -> Here:
     command = _next(typed(home), state.kind, trouble=trouble, checkpoint=good)
     if state.bad and run.series.empty:  # it never came to a step: what it printed says why
         command = _again(path) or command
-    return Here(run=_shown(home), state=str(state), kind=state.kind, lines=tuple(lines), next=command)
+    return Here(
+        run=_shown(path if home == folder else home),
+        state=str(state),
+        kind=state.kind,
+        lines=tuple(lines),
+        next=command,
+    )
 
 
 def _again(path: Path) -> str:

@@ -142,8 +142,7 @@ def _chain(incident: dict[str, Any]) -> Iterator[str]:
     verdict, answer = incident["verdict"], incident["action"]["kind"]
     yield f"- **step {incident['step']:,}**: {verdict['kind']} {verdict.get('level') or ''} → {answer}"
     if place.get("file"):
-        where = f"{os.path.relpath(place['file'])}:{place.get('line')}"
-        yield f"  - {_text(place['cause'])} at {_code(where)}: {_text(str(place.get('why', '')))}"
+        yield f"  - {_text(place['cause'])} at {_code(place['where'])}: {_text(str(place.get('why', '')))}"
         yield f"  - path: {_code(' → '.join(map(str, place.get('chain', []))))}"
     for reading in incident.get("readings", [])[-3:]:
         loss, norm, lr = (_number(reading[k]) for k in ("loss", "grad_norm", "lr"))

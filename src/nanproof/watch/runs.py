@@ -148,7 +148,8 @@ def full(incident: Incident) -> dict[str, Any]:
     place = incident.location
     if place is not None:
         data["editor"] = editor_link(place.file, place.line)
-        data["location"] |= {"advice": place.advice, "proof": place.proof, "cause": cause_of(place)}
+        where = f"{_near(Path(place.file))}:{place.line}" if place.line else ""
+        data["location"] |= {"advice": place.advice, "proof": place.proof, "cause": cause_of(place), "where": where}
     return data
 
 
@@ -172,8 +173,12 @@ def state_json(state: RunState) -> dict[str, Any]:
 
 def typed(path: Path) -> str:
     """A path as one would type it here."""
+    return shlex.quote(_near(path))
+
+
+def _near(path: Path) -> str:
     shown = os.path.relpath(path)
-    return shlex.quote(shown if not shown.startswith("../..") else str(path.absolute()))
+    return shown if not shown.startswith("../..") else str(path.absolute())
 
 
 def _read(path: Path) -> Incident | None:

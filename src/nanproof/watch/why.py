@@ -55,10 +55,15 @@ def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], dia
     sure = "" if first.confidence == "strong" else f" ({first.confidence})"
     return Why(
         cause=f"{place}; {first.title}{sure}" if place else f"{first.title}{sure}",
-        evidence=first.evidence, against=first.against, repair=first.fix,
+        evidence=tuple(map(_nearer, first.evidence)), against=tuple(map(_nearer, first.against)), repair=first.fix,
         ask=f"To decide: {question.asks}" if question is not None and not diagnosis.decided else "",
         command=commands[0] if commands else "", commands=commands,
     )  # fmt: skip
+
+
+def _nearer(text: str) -> str:
+    """A sentence whose paths begin here."""
+    return text.replace(f"{Path.cwd()}/", "")
 
 
 def facts_of(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]]) -> dict[str, object]:

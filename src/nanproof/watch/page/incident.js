@@ -115,7 +115,7 @@ function heading(incident) {
 function cause(found, why) {
   const nodes = [];
   if (found?.reproduced) {
-    const where = found.line ? `${found.file}:${found.line} in ${found.function}` : "outside the code that was traced";
+    const where = found.where ? `${found.where} in ${found.function}` : "outside the code that was traced";
     nodes.push(make("p", found.cause || found.why || "unknown", "strong"));
     nodes.push(make("p", `${where}${found.module ? `, module ${found.module}` : ""}${found.component ? `, loss term ${found.component}` : ""}`, "quiet"));
   } else if (found) {
@@ -134,7 +134,7 @@ function code(found, incident) {
   const nodes = [pre];
   if (found.stack?.length) nodes.unshift(make("p", found.stack.join(" → "), "quiet"));
   if (incident.editor) {
-    const link = make("a", `open ${found.file}:${found.line} in the editor`);
+    const link = make("a", `open ${found.where} in the editor`);
     link.href = incident.editor;
     nodes.push(link);
   }
