@@ -1,7 +1,7 @@
 """Runs the tests that depend on torch under the oldest, a middle and the newest torch, and writes docs/versions.md.
 
 python scripts/versions.py                     # what `make versions` does
-python scripts/versions.py 2.6.0 --keep .envs  # one version, in an environment that is kept for the next time
+python scripts/versions.py 2.7.0 --keep .envs  # one version, in an environment that is kept for the next time
 
 Each version gets an environment of its own, thrown away at the end. The wheels come from the package index, CUDA
 builds all of them; on a machine without a GPU they show that such a build works there.
@@ -25,7 +25,7 @@ from nanproof.files import write_atomic
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "versions.md"
-VERSIONS = ("2.6.0", "2.10.0", "2.15.0")
+VERSIONS = ("2.7.0", "2.10.0", "2.15.0")
 """The oldest that pyproject.toml claims, one between, and the newest."""
 ROOMS = tuple(r for r in ("ops", "guard", "locate", "locating", "run", "checkpoint") if (ROOT / "tests" / r).is_dir())
 TESTS_NEED = (
@@ -105,7 +105,7 @@ def make_page(rows: list[dict[str, object]]) -> str:
     lines = [
         "# Versions",
         "",
-        "nanproof needs Python 3.11 or newer and torch 2.6 or newer. `make versions` installs the oldest torch, one",
+        "nanproof needs Python 3.11 or newer and torch 2.7 or newer. `make versions` installs the oldest torch, one",
         "between and the newest, each in an environment of its own, runs the tests that depend on torch",
         f"({', '.join(f'`tests/{room}`' for room in ROOMS)}), and writes this page. A test is skipped where that torch",
         "does not have what it tests (an optimizer, a float format).",

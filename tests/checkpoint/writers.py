@@ -218,7 +218,7 @@ def sharded_safetensors(folder: Path) -> Path:
 
 
 def gguf_file(path: Path, *, bad: bool = False) -> Path:
-    """Plain and quantised tensors, written by the gguf package; ``bad`` makes one scale of a block NaN."""
+    """Plain and quantized tensors, written by the gguf package; ``bad`` makes one scale of a block NaN."""
     import gguf
     import numpy as np
 
