@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import sessions  # noqa: E402 - the script that writes them is the one that checks them
 import words  # noqa: E402
+
+from support.forked import run_python  # noqa: E402
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -28,12 +29,9 @@ def blocks(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks(page)))
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", str(script)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    script.write_text("\n".join(["import warnings; warnings.simplefilter('error', UserWarning)", *blocks(page)]))
+    done = run_python(str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
