@@ -75,7 +75,7 @@ def _failing(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, fl
     def fails(eager: nn.Module | None = None) -> bool:
         sandbox.reset()  # which takes away, too, what was changed in a module before
         if eager is not None:
-            eager.forward = torch._dynamo.disable(eager.forward)  # type: ignore[no-untyped-call]
+            eager.forward = torch._dynamo.disable(eager.forward)
         replay = Replay(step, sandbox, weights)
         try:
             losses = replay.forward()
