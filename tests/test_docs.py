@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,8 +31,11 @@ def blocks(page: Path) -> list[str]:
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(["import warnings; warnings.simplefilter('error', UserWarning)", *blocks(page)]))
-    done = run_python(str(script), cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
+    if "lightning" in script.read_text():  # its loader's workers do not start in a forked process
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    else:
+        done = run_python(str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
