@@ -1,4 +1,4 @@
-"""The pictures of docs/images, made anew from real trainings: python scripts/pictures.py
+"""The pictures of docs/images, taken of real trainings: python scripts/pictures.py
 
 Trains a small model on data with two bad samples, twice under the guard and once without it, and looks at the folder
 with `nanproof watch`: in headless Chromium, and in the terminal as rich draws it.

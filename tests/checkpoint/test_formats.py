@@ -170,11 +170,11 @@ def test_fp4_and_integers_are_not_called_finite_by_mistake(tmp_path: Path) -> No
     assert report.health == "suspect"
 
 
-def test_quantised_scales_are_scanned(tmp_path: Path) -> None:
+def test_quantized_scales_are_scanned(tmp_path: Path) -> None:
     scales = torch.ones(4, dtype=torch.float64)
     scales[2] = NAN
-    quantised = torch.quantize_per_channel(torch.randn(4, 4), torch.ones(4), torch.zeros(4), 0, torch.qint8)
-    torch.save({"w": quantised}, tmp_path / "good.pt")
+    quantized = torch.quantize_per_channel(torch.randn(4, 4), torch.ones(4), torch.zeros(4), 0, torch.qint8)
+    torch.save({"w": quantized}, tmp_path / "good.pt")
     report = {t.name: t for t in scan(tmp_path / "good.pt")}
     assert report["w"].state == "not applicable"
     assert report["w.quantizer.1"].state == "finite"
