@@ -8,6 +8,7 @@ import math
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -208,3 +209,35 @@ def test_occasions(tmp_path: Path) -> None:
     assert [o for o, _ in occasions(bad, good)] == ["recovery"]
     more = replace(good, counts={"rollback": 1, "stop": 1}, step=100, max_steps=100)
     assert [o for o, _ in occasions(replace(good, max_steps=100), more)] == ["rollback", "stop", "finish"]
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="NO TERMINAL SNAPSHOTS: tmux is missing. Next: install tmux")
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_narrow_terminal_shows_whole_boxes_and_the_death_on_top(tmp_path: Path, encoding: str) -> None:
+    for name, bad in (("alive", ()), ("dead", (8, 9)), ("a-run-with-a-very-long-name-that-does-not-fit", ())):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path / name / "training_log.jsonl", 10, bad=bad)
+    make_incident(tmp_path / "dead", 8)
+    socket, command = f"nanproof-{os.getpid()}", f"{sys.executable} -m nanproof watch {tmp_path}"
+    tmux = ["tmux", "-L", socket, "-u"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    start = [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "60", "-y", "40", command]
+    subprocess.run(start, env=environment, check=True, timeout=300)
+    try:
+        deadline, lines = time.monotonic() + 300, [""]
+        while not any("q quits" in line for line in lines):
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.1)
+            done = subprocess.run(
+                [*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True, timeout=300
+            )
+            lines = done.stdout.splitlines()
+        subprocess.run([*tmux, "send-keys", "q"], check=True, timeout=300)
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False, timeout=300, capture_output=True)
+    assert "dead died at step 8" in lines[0]
+    edges = "│" if encoding == "utf-8" else "|"
+    boxed = [line for line in lines if line.startswith(edges)]
+    assert len(boxed) > 10
+    assert all(line.endswith(edges) and len(line) == 60 for line in boxed), "\n".join(boxed)
+    assert encoding == "utf-8" or all(line.isascii() for line in lines)

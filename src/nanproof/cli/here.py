@@ -162,7 +162,7 @@ def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
     try:
         found = [c for c in find_checkpoints([folder]) if "incidents" not in Path(c.path).parts]
         homes = {p if p.is_dir() else p.parent for p in others} - {folder, own, *own.parents}
-        found = [c for c in found if not homes & set(Path(c.path).parents)]
+        found = [c for c in found if not homes & {Path(c.path), *Path(c.path).parents}]
     except (NanproofError, OSError):
         return "", ""
     if not found:

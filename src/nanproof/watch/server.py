@@ -78,7 +78,7 @@ class Desk:
             for message in await self.ask(self._read):
                 for viewer in list(self.viewers):
                     if viewer.full():
-                        self.viewers.discard(viewer)  # its stream ends, and the page asks anew
+                        self.viewers.discard(viewer)  # its stream ends, and the page asks again
                     else:
                         viewer.put_nowait(message)
 

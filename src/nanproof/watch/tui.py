@@ -1,4 +1,4 @@
-"""Watching in the terminal: one panel for each run, drawn anew a few times a second; q ends it."""
+"""Watching in the terminal: one panel for each run, drawn a few times a second; q ends it."""
 
 from __future__ import annotations
 
