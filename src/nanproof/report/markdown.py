@@ -12,7 +12,7 @@ from ..logs.timeline import Timeline, timeline
 from ..watch.compare import compare
 from ..watch.glance import value
 from ..watch.runs import Run, typed
-from ..watch.why import diagnosed, why
+from ..watch.why import diagnosed, in_trouble, why
 from .settings import proposed
 
 
@@ -97,10 +97,11 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
     if not alone:
         yield f"## {_text(run.name)}"
         yield ""
-    diagnosis, failed = diagnosed(run.home)
+    troubled = in_trouble(run.state(), run.incidents())
+    diagnosis, failed = diagnosed(run.home) if alone or troubled else (None, "")
     yield "### Root cause"
     yield ""
-    yield from _causes(diagnosis, failed)
+    yield from _causes(diagnosis, failed) if alone or troubled else ["No bad value and no incident was recorded.", ""]
     yield "### What happened, in order"
     yield ""
     yield from [f"- {_text(m.text)}" for m in story.moments[:20]] or ["- nothing that the log tells"]

@@ -38,7 +38,7 @@ class Why:
 
 def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], diagnosis: Diagnosis | None = None) -> Why:
     """The cause of trouble in a run; nothing for one that is healthy, was ended from outside or never began."""
-    if state.step is None or not (incidents or state.since is not None or state.kind in ("died", "stopped")):
+    if not in_trouble(state, incidents):
         return Why()
     diagnosis = diagnosis or diagnosed(path)[0]
     located = next((i for i in incidents if i["where"] and i["cause"]), None)
@@ -59,6 +59,11 @@ def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], dia
         ask=f"To decide: {question.asks}" if question is not None and not diagnosis.decided else "",
         command=commands[0] if commands else "", commands=commands,
     )  # fmt: skip
+
+
+def in_trouble(state: RunState, incidents: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there is something to diagnose."""
+    return state.step is not None and bool(incidents or state.since is not None or state.kind in ("died", "stopped"))
 
 
 def _nearer(text: str) -> str:
