@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -60,6 +61,7 @@ def series(folder: Path, healths: str) -> Path:
 
 def hf_trainer(folder: Path, **arguments: Any) -> Path:
     """checkpoint-2 and checkpoint-4, written by transformers.Trainer."""
+    pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -88,6 +90,7 @@ def hf_trainer(folder: Path, **arguments: Any) -> Path:
 
 def lightning_ckpt(folder: Path) -> Path:
     """A checkpoint written by Lightning's Trainer, with EarlyStopping, whose best score is Inf at first."""
+    pytest.importorskip("lightning")
     import lightning as L
     from lightning.pytorch.callbacks import EarlyStopping
 
@@ -125,6 +128,7 @@ def lightning_ckpt(folder: Path) -> Path:
 
 def accelerate_state(folder: Path) -> Path:
     """A folder written by accelerate's save_state."""
+    pytest.importorskip("accelerate")
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -186,6 +190,7 @@ def deepspeed_folder(folder: Path) -> Path:
 
 def sharded_safetensors(folder: Path) -> Path:
     """Two shards with their index, written by transformers' save_pretrained."""
+    pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
