@@ -161,6 +161,24 @@ def test_messages_arrive_once(inbox: tuple[str, list[bytes]]) -> None:
     assert (notifier.sent, notifier.dropped) == (3, 0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise imports
+def test_other_services_are_reached_through_apprise(
+    inbox: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("apprise")
+    address, got = inbox
+    monkeypatch.setenv("NANPROOF_ALERTS", address.replace("http://", "json://"))
+    notifier = Notifier()
+    assert notifier.tell("a", "stop", "stopped at step 5")
+    notifier.close(300)
+    assert (notifier.sent, notifier.dropped) == (1, 0)
+    assert json.loads(got[0])["message"] == "stopped at step 5"
+    monkeypatch.setenv("NANPROOF_ALERTS", "nosuchservice://secret")
+    with pytest.raises(UsageError, match="address 1 in NANPROOF_ALERTS") as refused:
+        Notifier()
+    assert "secret" not in str(refused.value)
+
+
 def test_a_server_that_hangs_holds_nobody_up() -> None:
     import socket
 
