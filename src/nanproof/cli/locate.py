@@ -30,12 +30,12 @@ def command(screen: Screen, incident: str, step: str | None, precision: str | No
     from ..locating.incidents import find_incident
     from .progress import working
 
+    with working(screen, f"loading {step}"):
+        factory = load_factory(step)
     folder, remark = find_incident(Path(incident))
     if remark:
         screen.note(remark)
-    with working(screen, f"loading {step}") as progress:
-        factory = load_factory(step)
-        progress("reading the incident")
+    with working(screen, "reading the incident") as progress:
         found = play_again(folder, factory, precision, progress)
     screen.data(found)
     if verify and not found.reproduced:
