@@ -225,6 +225,8 @@ class Session:
 
     def holds(self, optimizer: Optimizer, clear: Call) -> bool:
         """Whether gradients cannot be cleared yet, because the step that uses them waits for the verdict."""
+        if self._loop is not None and self.here and not self._in_backward:
+            self._loop.clearing(optimizer)
         return self._replaying or (self._in_backward and self._waiting.clear(optimizer, clear))
 
     def clip(self, call: Call, parameters: list[Tensor]) -> Any:
