@@ -52,17 +52,15 @@ def _account(outcome: Outcome, account: Any, *, last: bool) -> list[str]:
 
 
 def first_incident(folder: Path) -> dict[str, Any] | None:
-    """The first bad step of a run, with the location of the first one that was located."""
-    found: dict[str, Any] | None = None
+    """The first bad step that was located, or else the first one, as the rank that it came from has recorded it."""
+    found: list[dict[str, Any]] = []
     for path in sorted(folder.glob("incidents/*/incident.json"))[:50]:
         try:
-            incident = json.loads(path.read_text())
+            found.append({**json.loads(path.read_text()), "path": str(path.parent)})
         except (OSError, ValueError):
             continue
-        if incident.get("location"):
-            return {**incident, "path": str(path.parent)}
-        found = found or {**incident, "path": str(path.parent)}
-    return found
+    own = [i for i in found if (i.get("verdict") or {}).get("rank") in (None, i.get("rank"))]
+    return next((i for i in own if i.get("location")), next(iter(own or found), None))
 
 
 def _told(incident: dict[str, Any]) -> list[str]:
