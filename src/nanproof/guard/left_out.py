@@ -6,6 +6,7 @@ hooks on its outputs tell: what was left out is a call whose outputs got no grad
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections import deque
@@ -129,7 +130,8 @@ class Calls:
 
     def _remember(self, losses: list[Tensor]) -> None:
         for loss in losses:
-            self._known[id(loss)] = weakref.ref(loss, lambda _, key=id(loss): self._known.pop(key, None))
+            forget = functools.partial(_forget, self._known, id(loss))
+            self._known[id(loss)] = weakref.ref(loss, forget)
 
 
 def _join(calls: list[Call]) -> tuple[Any, ForwardCapture]:
@@ -137,3 +139,7 @@ def _join(calls: list[Call]) -> tuple[Any, ForwardCapture]:
     if len(calls) == 1:
         return calls[0].inputs, calls[0].capture
     return [c.inputs for c in calls], ForwardCapture.of_several()
+
+
+def _forget(known: dict[int, weakref.ref[Tensor]], key: int, _: object) -> None:
+    known.pop(key, None)
