@@ -106,6 +106,7 @@ soak: $(READY)
 
 loops: $(READY)
 	$(BIN)/python scripts/run_table.py --write
+	$(BIN)/python scripts/run_table.py --packages --write
 
 spikes: $(READY)
 	$(BIN)/python scripts/spikes.py

@@ -409,6 +409,25 @@ def test_a_process_that_is_started_as_a_command_joins_the_run(tmp_path: Path) ->
     assert Path(process["guarded"][0]["folder"]).parent.samefile(ran.run_dir)
 
 
+def test_a_process_that_is_killed_was_guarded_all_the_same(tmp_path: Path) -> None:
+    """As Ray ends its actors: nothing of the process itself can be said, but its records are there."""
+    worker = WORKER.partition("assert")[0] + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "worker.py").write_text(worker)
+    source = f"""
+        import subprocess, sys
+        code = subprocess.run([sys.executable, {str(tmp_path / "worker.py")!r}], check=False).returncode
+    """
+    ran = guarded(tmp_path, source)
+    assert (ran.main["code"], ran.outcome.attached, ran.outcome.not_guarded) == (-9, True, {})
+    (process,) = ran.outcome.processes
+    assert process["attached"]
+    folder = Path(process["guarded"][0]["folder"])
+    assert len(incidents(folder)) == 1
+    said = hand_over(ran.outcome)
+    assert said[0] == f"nanproof: 1 started process was guarded; records in {folder}"
+    assert said[-1] == f"  next: nanproof diagnose {folder}"
+
+
 def test_the_log_of_an_earlier_run_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dead, other = '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n' * 20, "no log\n"
     for name, text in (("train.jsonl", dead), ("notes.txt", other)):

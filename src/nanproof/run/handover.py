@@ -26,6 +26,9 @@ def hand_over(outcome: Outcome) -> list[str]:
         shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")
         count = "1 started process was" if len(others) == 1 else f"{len(others)} started processes were"
         lines.append(f"nanproof: {count} guarded; records in {shown}")
+        bad = [f for f in folders if first_incident(Path(f)) is not None]
+        if bad and not any(first_incident(Path(a["folder"])) for a in outcome.guarded):
+            lines += _end(bad[0])
     lines += [f"nanproof: NOT GUARDED: {what}: {why}" for what, why in outcome.not_guarded.items()]
     if any(a.get("actions", {}).get("skip") for a in outcome.guarded):
         lines += [f"nanproof: moved on in skipped steps: {what}: {why}" for what, why in outcome.not_held.items()]
@@ -48,7 +51,13 @@ def _account(outcome: Outcome, account: Any, *, last: bool) -> list[str]:
     if incident is None:
         return [f"{first}; records in {folder}", *rest]
     rest = [line for line in rest if not line.startswith("  incidents: ")]
-    return [first, *rest, *_told(incident), f"  next: nanproof diagnose {shlex.quote(folder)}"]
+    return [first, *rest, *_end(folder)]
+
+
+def _end(folder: str) -> list[str]:
+    """The first incident in a folder, and the command to go on with."""
+    incident = first_incident(Path(folder))
+    return [*_told(incident), f"  next: nanproof diagnose {shlex.quote(folder)}"] if incident is not None else []
 
 
 def first_incident(folder: Path) -> dict[str, Any] | None:

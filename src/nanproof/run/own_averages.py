@@ -85,9 +85,9 @@ def _state(own: list[Tensor]) -> _State:
 
 def _states_of(root: nn.Module) -> list[list[Tensor]]:
     """What a script may keep an average of: all parameters, those that are trained, or the whole state."""
-    parameters = list(root.parameters())
+    parameters: list[Tensor] = list(root.parameters())
     whole = [v for v in root.state_dict().values() if isinstance(v, Tensor) and v.is_floating_point()]
-    found = [parameters, [p for p in parameters if p.requires_grad], whole]
+    found: list[list[Tensor]] = [parameters, [p for p in parameters if p.requires_grad], whole]
     found = [ts for i, ts in enumerate(found) if ts and len(ts) not in map(len, found[:i])]
     return [ts for ts in found if all(has_memory(t) and type(t) in (nn.Parameter, Tensor) for t in ts)]
 
