@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -426,6 +427,50 @@ def test_a_process_that_is_killed_was_guarded_all_the_same(tmp_path: Path) -> No
     said = hand_over(ran.outcome)
     assert said[0] == f"nanproof: 1 started process was guarded; records in {folder}"
     assert said[-1] == f"  next: nanproof diagnose {folder}"
+
+
+TERMINATED = """
+import os, signal
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(6):
+    optimizer.zero_grad()
+    (model(torch.ones(2, 4)).square().mean() * (float("nan") if i == 1 else 1)).backward()
+    optimizer.step()
+child = os.fork()
+if child == 0:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_sigterm_ends_it_at_once_and_its_records_are_complete(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TERMINATED)
+    done = nanproof("run", "--run-dir", tmp_path / "run", tmp_path / "script.py", check=False)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert "terminated (SIGTERM) after 6 steps, 5 updates, 1 skipped" in done.stderr
+    assert done.stderr.endswith(f"  next: nanproof diagnose {tmp_path / 'run'}\n")
+    assert "Traceback" not in done.stderr
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["state"], record["exit_code"]) == ("terminated", 143)
+    assert len((tmp_path / "run" / "training_log.jsonl").read_text().splitlines()) >= 6
+
+
+def test_a_script_that_handles_sigterm_keeps_its_handler(tmp_path: Path) -> None:
+    source = """
+        import os, signal
+        seen = []
+        before = signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert guarded(tmp_path, source).main["seen"] == [1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_log_of_an_earlier_run_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

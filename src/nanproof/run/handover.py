@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .launcher import Outcome
 
-_ENDED = {"interrupted": "interrupted", "stopped": "stopped by the guard", "failed": "the script failed"}
+_ENDED = {
+    "interrupted": "interrupted",
+    "terminated": "terminated (SIGTERM)",
+    "stopped": "stopped by the guard",
+    "failed": "the script failed",
+}
 
 
 def hand_over(outcome: Outcome) -> list[str]:
@@ -18,7 +23,7 @@ def hand_over(outcome: Outcome) -> list[str]:
     lines: list[str] = []
     for number, account in enumerate(outcome.guarded):
         lines += _account(outcome, account, last=number == len(outcome.guarded) - 1)
-    if not outcome.guarded and outcome.state in ("interrupted", "failed"):
+    if not outcome.guarded and outcome.state in ("interrupted", "terminated", "failed"):
         lines.append(f"nanproof: {_ended(outcome)} before a step was guarded")
     others = [p for p in outcome.processes if p.get("guarded")]
     if others:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,12 +27,13 @@ from .options import Options
 from .overwritten import Overwritten
 from .program import Program
 from .record import RunRecord
+from .terminated import before_sigterm
 
 if TYPE_CHECKING:
     from .session import Session
 
 Begin = Callable[[Options], "Session"]
-State = Literal["finished", "failed", "interrupted", "stopped", "ended"]
+State = Literal["finished", "failed", "interrupted", "terminated", "stopped", "ended"]
 log = logging.getLogger("nanproof")
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
@@ -75,6 +77,8 @@ class Stage:
         self._over = False
         self._record = RunRecord()
         self.died: BaseException | None = None
+        self._as_usual: Callable[[], None] = lambda: None
+        """Lets SIGTERM do what it does without us."""
 
     @property
     def here(self) -> bool:
@@ -90,6 +94,8 @@ class Stage:
             self._undo.append(invite(self._options))
             kept = Overwritten(self._options.run_dir, logs_only=True).__enter__()
             self._undo.append(kept.__exit__)
+            self._as_usual = before_sigterm(lambda: self.end(128 + signal.SIGTERM, "terminated"))
+            self._undo.append(self._as_usual)
         self._undo.append(after_fork(self._forked))
         original = os._exit
         self._undo.append(lambda: setattr(os, "_exit", original))
@@ -118,6 +124,7 @@ class Stage:
         """In a process that was forked: if it trains, it is guarded by itself."""
         if self._over:
             return
+        self._as_usual()  # it may be blocked on another process, and must still be easy to end
         self._process = os.getpid()
         self._report = log_summary
         self._record = RunRecord()
