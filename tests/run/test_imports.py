@@ -1,4 +1,4 @@
-"""Whatever is imported before torch, the bad step is skipped: libraries look for torch long before anybody imports it."""
+"""Whatever is imported before torch, the bad step is skipped: many libraries look for torch without importing it."""
 
 from __future__ import annotations
 
