@@ -34,6 +34,7 @@ from nanproof.diagnosing.described import FIELDS, read_description  # noqa: E402
 from nanproof.diagnosing.engine import LIMITS, Limits, Ranked, rank  # noqa: E402
 from nanproof.diagnosing.evidence import Evidence  # noqa: E402
 from nanproof.diagnosing.run import read_run  # noqa: E402
+from nanproof.errors import UsageError  # noqa: E402
 
 WORDS = ("strong", "likely", "possible")
 WANTED = {"strong": 0.95, "likely": 0.80}
@@ -127,7 +128,10 @@ def _cases(path: Path, half: str, commands: bool) -> Iterator[Case]:
 def _diagnose(folder: Folder, commands: bool) -> Case:
     with tempfile.TemporaryDirectory() as scratch:
         root = folder.write(Path(scratch, "run"))
-        diagnosis = diagnose(root)
+        try:
+            diagnosis = diagnose(root)
+        except UsageError:  # a folder in which it finds nothing to read is a miss
+            return Case(name=folder.name, accept=folder.accept, diagnosis=diagnose_evidence(Evidence.of()))
         best = _best(Evidence.of(*read_run([root]).part.facts))
         failed = tuple(_failing(root)) if commands else ()
         return Case(name=folder.name, accept=folder.accept, diagnosis=diagnosis, best=best, failed=failed)
