@@ -99,4 +99,6 @@ def _expand(lines: list[str]) -> Iterator[str]:
             continue
         span, _, template = line[3:].partition(": ")
         for i in eval(span, {"range": range}):
-            yield eval("f" + repr(template).replace("\\\\n", "\\n").replace("\\\\t", "\\t"), {"i": i, "max": max, "min": min})
+            yield eval(
+                "f" + repr(template).replace("\\\\n", "\\n").replace("\\\\t", "\\t"), {"i": i, "max": max, "min": min}
+            )

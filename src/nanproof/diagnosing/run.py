@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from ..checkpoint.config import differences
 from ..checkpoint.report import ScanReport
+from ..config.launch import read_launch
 from ..logs import Series
+from ..logs.readers.notebook import read_notebook
 from ..logs.timeline import timeline
 from .diagnosis import Looked, Moment
 from .evidence import Fact
@@ -31,6 +33,7 @@ from .sources.in_force import (
     InForce,
     Setting,
     head_of,
+    interpret,
     read_header,
     read_python,
     read_settings,
@@ -40,6 +43,7 @@ from .sources.incidents import read_incidents
 from .sources.logs import rate_in_force, read_logs
 from .sources.part import Part, join, name_in, shorten
 from .sources.places import Places, find_places
+from .sources.typed import shown_commands
 from .useless import find_useless
 
 T = TypeVar("T")
@@ -97,7 +101,7 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
     ))  # fmt: skip
     force = _decided(settings, force)
     settings = _without(settings, force)
-    code = attempt("code", nothing, lambda: read_code(places.code, root))
+    code = attempt("code", nothing, lambda: read_code([*places.code, *places.notebooks], root))
     signs = attempt("code", no_facts, lambda: list(_signs(places)))
     data = attempt("data", nothing, lambda: read_data(places.data, root))
     rates = attempt("log", no_facts, lambda: compare_rates(configs, series, reports, root))
@@ -163,6 +167,11 @@ def _settings(
     for path in dict.fromkeys([*texts, *others]):
         if path.is_file():
             yield from read_header(head_of(path), name_in(root, path))
+    for path in places.notebooks:
+        yield from read_header(read_notebook(path.read_bytes()).printed, name_in(root, path))
+    for source in shown_commands(places):
+        for value in read_launch(source).values:
+            yield from interpret(value.key, value.value, source.path, COMMAND)
     runs = _runs(places)
     for config in configs:
         if config.kind == "python":
@@ -205,9 +214,12 @@ def _autocasts(tree: ast.AST, name: str) -> Iterator[Setting]:
 
 
 def _trees(places: Places) -> Iterator[tuple[str, ast.AST, str]]:
-    for path in sorted(places.code)[:MAX_CODE]:
+    for path in sorted([*places.code, *places.notebooks])[:MAX_CODE]:
         try:
-            text = path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size < (1 << 20) else ""
+            notebook = path.suffix == ".ipynb"
+            small = notebook or path.stat().st_size < (1 << 20)
+            text = path.read_text(encoding="utf-8", errors="replace") if small else ""
+            text = read_notebook(text.encode()).code if notebook else text
             tree = ast.parse(text)
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
@@ -252,7 +264,8 @@ def _runs(places: Places) -> list[Path]:
 def _absent(places: Places, configs: Sequence[Config]) -> list[Looked]:
     """What there was none of: unknown is not clean."""
     kinds = (
-        ("log", places.logs), ("config", configs), ("checkpoint", places.checkpoints), ("code", places.code),
+        ("log", places.logs), ("config", configs), ("checkpoint", places.checkpoints),
+        ("code", [*places.code, *places.notebooks]),
         ("environment", places.environment),
     )  # fmt: skip
     return [Looked(mark="✗", what=what, found="none found") for what, found in kinds if not found]
