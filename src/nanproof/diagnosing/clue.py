@@ -21,6 +21,8 @@ from .vocabulary import PRODUCED
 
 Test = Callable[[Evidence], tuple[Fact, ...]]
 
+FAINT = 0.1
+"""Enough to be named among the possible, too little to move anything."""
 HINTS = 0.5
 SUGGESTS = 1.0
 POINTS = 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import (
+    FAINT,
     HINTS,
     NAMES,
     POINTS,
@@ -20,7 +21,7 @@ from ..clue import (
     pro,
     value,
 )
-from ..signs import AT_ONCE, BROKEN, FP16, IN_SOME_BATCHES, LARGE_RUN, RESUMED, SPIKES
+from ..signs import AT_ONCE, BROKEN, FP16, FROM_THE_START, IN_SOME_BATCHES, LARGE_RUN, RESUMED, SPIKES
 
 CAUSE = Cause(
     name="bad-data",
@@ -50,6 +51,7 @@ whatever the learning rate or the precision.""",
         pro(SUGGESTS, flag("one-component-nan"), "one loss component is NaN first"),
         pro(SUGGESTS, about("own-data"), "own data, not the data the code was made for"),
         pro(HINTS, about("certain-samples", "data-words"), "the report mentions certain samples or the data"),
+        pro(FAINT, flag("loss-nan"), "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
         pro(HINTS, both(AT_ONCE, flag("val-also-nan")), "training and validation are NaN alike"),
         pro(
             HINTS,

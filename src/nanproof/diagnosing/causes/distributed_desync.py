@@ -40,6 +40,7 @@ several GPUs or nodes are not. Often the loss is finite and the gradient norm is
         pro(POINTS, flag("collective-timeout"), "a collective timed out: a rank did not take part"),
         pro(PROVES, value("lint", "NP401", "NP402", "NP404"), "the code branches on one rank"),
         pro(NAMES, flag("overlap-comm"), "overlap_comm is on"),
+        pro(NAMES, flag("bypasses-ddp"), "gradients are not synchronized"),
         con(NAMES, denied("only-multi-gpu"), "it is NaN on a single GPU too"),
         con(NAMES, flag("single-gpu"), "a single GPU"),
         con(

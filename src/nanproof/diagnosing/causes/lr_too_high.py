@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..cause import Cause, Exclusion, Remedy
 from ..clue import (
+    FAINT,
     HINTS,
     NAMES,
     POINTS,
@@ -20,7 +21,18 @@ from ..clue import (
     pro,
     value,
 )
-from ..signs import BACK_TO_NORMAL, BROKEN, FP16, GROWTH, IN_SOME_BATCHES, NO_UPDATE_YET, ONE_STEP, RESUMED
+from ..signs import (
+    AT_ONCE,
+    BACK_TO_NORMAL,
+    BROKEN,
+    FP16,
+    FROM_THE_START,
+    GROWTH,
+    IN_SOME_BATCHES,
+    NO_UPDATE_YET,
+    ONE_STEP,
+    RESUMED,
+)
 
 CAUSE = Cause(
     name="lr-too-high",
@@ -42,6 +54,7 @@ delays it, the cause is another one.""",
         pro(NAMES, both(value("lr-high", "extreme"), BROKEN), "the learning rate is far above the usual range"),
         pro(POINTS, both(value("lr-high", "high"), BROKEN), "the learning rate is above the usual range"),
         pro(POINTS, both(value("lr-high"), GROWTH), "growth at a high learning rate"),
+        pro(FAINT, flag("loss-nan"), "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
         pro(HINTS, flag("degenerate-text"), "generated text degenerates"),
         pro(HINTS, flag("slow-divergence"), "the loss creeps upwards"),
         pro(HINTS, flag("huge-finite-loss", "sudden-explosion", "no-recovery-no-divergence"), "the loss ran away"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import (
+    FAINT,
     HINTS,
     NAMES,
     POINTS,
@@ -21,7 +22,7 @@ from ..clue import (
     pro,
     value,
 )
-from ..signs import BF16, BROKEN, FP16, FP32, LARGE_RUN
+from ..signs import AT_ONCE, BF16, BROKEN, FP16, FP32, FROM_THE_START, LARGE_RUN
 
 CAUSE = Cause(
     name="unstable-op",
@@ -54,6 +55,7 @@ until training reaches the pole.""",
             both(about("graph", "box-loss"), flag("loss-nan", "one-component-nan")),
             "distances, angles and unions can vanish here",
         ),
+        pro(FAINT, flag("loss-nan"), "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
         pro(HINTS, flag("fp32-also-nan"), "NaN in fp32 too"),
         pro(SUGGESTS, flag("grad-nan-loss-finite-first"), "the backward pass was bad first"),
         pro(

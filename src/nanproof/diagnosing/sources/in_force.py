@@ -122,6 +122,7 @@ def _plain(text: str) -> Plain:
 
 def interpret(key: str, value: object, where: str, rank: int) -> Iterator[Setting]:
     """What a key and its value mean, if they mean one of the settings that matter here."""
+    key = re.sub(r"\.\d+$", "", key)  # a rate for each of several epochs
     name = key.rpartition(".")[2].lower().replace("-", "_")
     parent = key.rpartition(".")[0].lower().rpartition(".")[2]
     if value is None or isinstance(value, list | dict | tuple):
@@ -141,6 +142,8 @@ def interpret(key: str, value: object, where: str, rank: int) -> Iterator[Settin
             number = None
     word = str(plain).lower().removeprefix("torch.")
     on, off = plain is True or word in ("true", "1.0", "yes", "on"), plain is False or word in ("false", "0.0", "off")
+    if key.startswith("deepspeed.") or (name in ("deepspeed", "deepspeed_config") and isinstance(value, str)):
+        yield setting("deepspeed", str(plain))
     if (_FP16.match(name) or (name == "enabled" and parent == "fp16")) and (on or off):
         yield from [setting("precision", "fp16")] if on else []
     elif (_BF16.match(name) or (name == "enabled" and parent in ("bf16", "bfloat16"))) and on:
@@ -314,7 +317,7 @@ class InForce:
         if precision is not None:
             short = str(precision.value).partition(" ")[0]
             yield Fact(name="precision", value=short, where=precision.where, words=f"training in {precision.value}")
-        if weights is not None:
+        if weights is not None and self.get("deepspeed") is None:  # which trains fp32 copies of them
             yield Fact(name="weights", value=str(weights.value), where=weights.where, words=f"{weights.value} weights")
         if (compiled := self.get("compile")) is not None:
             yield Fact(name="compiled", where=compiled.where, words="the model is compiled")
