@@ -62,7 +62,8 @@ class Commands:
             return ""
         for script, arguments in self._launches():
             if _can_start(script, arguments):
-                return shlex.join(["nanproof", "run", _path(script), *arguments])
+                ranks = ["--nproc", "1"] if "init_process_group" in script.read_text(encoding="utf-8") else []
+                return shlex.join(["nanproof", "run", *ranks, _path(script), *arguments])
         return ""
 
     def ask(self, fact: str, answers: Iterable[str]) -> tuple[str, ...]:
@@ -156,7 +157,23 @@ def _can_start(script: Path, arguments: list[str]) -> bool:
     defined, used, star = _names(tree)
     if not star and used - defined - set(dir(builtins)) - {"__file__", "__name__", "__doc__"}:
         return False
-    return all(_importable(module, script.parent) for module in _modules(tree))
+    files = [*_files(tree), *(Path(a) for a in arguments if Path(a).suffix in _FILES)]
+    return all(f.exists() for f in files) and all(_importable(module, script.parent) for module in _modules(tree))
+
+
+_FILES = frozenset({".csv", ".tsv", ".npy", ".npz", ".json", ".jsonl", ".pt", ".pth", ".ckpt", ".pkl", ".yaml", ".yml",
+                    ".txt", ".parquet", ".h5", ".toml", ".bin", ".safetensors"})  # fmt: skip
+
+
+def _files(tree: ast.AST) -> Iterator[Path]:
+    """The files that a script reads by a name written in it, from the current directory."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name, callee = node.args[0].value, ast.unparse(node.func).rpartition(".")[2]
+            writes = callee == "open" and len(node.args) > 1 and "r" not in ast.unparse(node.args[1])
+            reads = callee in ("open", "load", "loadtxt", "genfromtxt", "fromfile", "memmap") or "read" in callee
+            if reads and not writes and isinstance(name, str) and Path(name).suffix in _FILES:
+                yield Path(name)
 
 
 def _names(tree: ast.AST) -> tuple[set[str], set[str], bool]:
