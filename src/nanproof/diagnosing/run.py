@@ -119,7 +119,7 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
 def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
     """The facts of what was in force; silence of training code that was read means fp32 weights and compute."""
     yield from force.facts()
-    if any(f.name == "half-weights" for f in signs) and force.get("deepspeed") is None:
+    if any(f.name == "half-weights" for f in signs) and not force.master_weights:
         half = next(f for f in signs if f.name == "half-weights")
         yield Fact(name="weights", value="fp16", where=half.where, words=half.words)
 
