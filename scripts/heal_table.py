@@ -77,7 +77,7 @@ def train(case: Case, seed: int, option: str, place: Path) -> Ended:
     repairs = guarded.get("repairs", [])
     return Ended(
         result=read_result(place / name) if (place / name / NAME).exists() else None,
-        lost=guarded["steps"] - guarded["updates"] + actions.get("rollback", 0),
+        lost=guarded["steps"] - guarded.get("updates", 0) + actions.get("rollback", 0),
         islands=tuple(r["path"] for r in repairs), share=sum(r["share"] for r in repairs),
     )  # fmt: skip
 
