@@ -134,7 +134,9 @@ def _causes(diagnosis: Diagnosis | None, failed: str) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
     yield ""
     for missing in diagnosis.missing[:2]:
-        yield f"To decide between them: {_text(missing.asks)} {_code(missing.command)}"
+        yield f"To decide between them: {_text(missing.asks)}"
+        yield ""
+        yield from (f"- {_code(command)}" for command in missing.commands)
         yield ""
 
 

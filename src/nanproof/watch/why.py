@@ -51,7 +51,8 @@ def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], dia
         return Why(cause=place, command=locate, commands=(locate,) if locate else ())
     first = causes[0]
     question = diagnosis.missing[0] if diagnosis.missing else None
-    commands = tuple(c for c in dict.fromkeys([*first.commands, question.command if question else "", locate]) if c)
+    asked = question.commands if question is not None else ()
+    commands = tuple(c for c in dict.fromkeys([*first.commands, *asked, locate]) if c)
     sure = "" if first.confidence == "strong" else f" ({first.confidence})"
     return Why(
         cause=f"{place}; {first.title}{sure}" if place else f"{first.title}{sure}",
