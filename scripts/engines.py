@@ -23,6 +23,7 @@ import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanproof.files import write_atomic
 
@@ -60,7 +61,7 @@ class Row:
     """Whose version is told."""
     install: tuple[str, ...] = ()
     """What pip installs into an environment of its own; none where the project's environment has it."""
-    preload: tuple[str, ...] = ("torch.distributed.fsdp",)
+    preload: tuple[str, ...] = ("torch.distributed.fsdp", "torch._dynamo", "nanproof.run.session")
     """What is imported once, before ranks are forked; not what `nanproof run` has to see being imported."""
     world: int = 2
     launched: bool = True
@@ -71,7 +72,7 @@ def _deepspeed(stage: int, precision: str, more: str = "") -> Row:
     return Row(
         name=f"DeepSpeed ZeRO {stage}, {precision}" + (f", {more}" if more else ""),
         loop=f"deepspeed {stage} {precision}" + (" unchecked" if more else ""),
-        package="deepspeed", install=("deepspeed",), preload=("deepspeed",),
+        package="deepspeed", install=("deepspeed",), preload=("deepspeed", "nanproof.run.session"),
     )  # fmt: skip
 
 
@@ -173,25 +174,19 @@ def check(row: Row, python: str, timeout: float) -> dict[str, str]:
     """Run a row, bare and guarded, and say how they compare."""
     place = record_of(row).with_suffix("")
     place.mkdir(exist_ok=True)
-    environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    jobs = []
+    ends = {}
     for kind in ("bare", "guarded"):
         words, more = [str(LOOPS), *row.loop.split()], {}
         if kind == "guarded" and row.package == "ray":  # its workers are guarded through nanproof.integrations.ray
             more["GUARDED"] = str(place / "run")
         elif kind == "guarded":
             words = ["-m", "nanproof", "run", "--run-dir", str(place / "run"), *words]
-        jobs.append({
+        ends[kind] = ask(row, python, {
             "folder": str(place), "output": str(place / f"{kind}.txt"), "words": words, "timeout": timeout,
-            "world": row.world if row.launched else 1, "launched": row.launched, "environment": {**environment, **more},
+            "world": row.world if row.launched else 1, "launched": row.launched, "environment": more,
         })  # fmt: skip
-    request = place / "jobs.json"
-    request.write_text(json.dumps({"preload": row.preload, "jobs": jobs}))
-    subprocess.run(
-        [python, str(RANKS), str(request)], env={**os.environ, **environment}, check=True, timeout=3 * timeout
-    )
-    bare, _, bare_seconds = read(place / "bare.txt")
-    guarded, said, seconds = read(place / "guarded.txt")
+    bare, _ = read(place / "bare.txt", ends["bare"])
+    guarded, said = read(place / "guarded.txt", ends["guarded"])
     wanted = {rank: bare.get((rank, "without")) for rank in range(row.world)}
     got = {rank: guarded.get((rank, "bad")) for rank in wanted}
     undisturbed = all(guarded.get((rank, "without")) == wanted[rank] for rank in wanted)
@@ -199,17 +194,40 @@ def check(row: Row, python: str, timeout: float) -> dict[str, str]:
     return {
         "bare": describe(bare, wanted), "guarded": describe(guarded, wanted, said),
         "equal": "yes" if equal else "told" if "not guarded:" in said and "EXC" not in str(bare) else "no",
-        "seconds": f"{bare_seconds:.0f}, {seconds:.0f}",
+        "seconds": ", ".join(f"{end['seconds']:.0f}" for end in ends.values()),
     }  # fmt: skip
 
 
-def read(output: Path) -> tuple[dict[tuple[int, str], str], str, float]:
-    """The RESULT lines of one run by rank and mode, all that it printed, and how long it took."""
-    said, ended = output.read_text(errors="replace"), json.loads(output.with_suffix(".json").read_text())
+def ask(row: Row, python: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Let the process that forks the ranks of an environment do a job; it stays for the next row."""
+    words = (python, str(RANKS), *row.preload)
+    if words not in _starters:
+        for other in list(_starters):  # one at a time: each holds torch
+            _starters.pop(other).terminate()
+        environment = {
+            **os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"
+        }  # fmt: skip
+        _starters[words] = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    starter = _starters[words]
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    starter.stdin.write(json.dumps(job) + "\n")
+    starter.stdin.flush()
+    return dict(json.loads(starter.stdout.readline()))
+
+
+_starters: dict[tuple[str, ...], subprocess.Popen[str]] = {}
+
+
+def read(output: Path, ended: dict[str, Any]) -> tuple[dict[tuple[int, str], str], str]:
+    """The RESULT lines of one run by rank and mode, and all that it printed."""
+    said = output.read_text(errors="replace")
     found = {(int(r), mode): f"{result} {text}".strip() for r, mode, result, text in RESULT.findall(said)}
     for rank in ended["hung"]:  # also one that has printed its results and then does not end
         found[rank, "bad"] = "HANG"
-    return found, said, ended["seconds"]
+    return found, said
 
 
 def describe(found: dict[tuple[int, str], str], ranks: dict[int, str | None], said: str = "") -> str:

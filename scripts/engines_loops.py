@@ -273,8 +273,8 @@ def trl() -> None:
         "shuffle_dataset": False, "train_sampling_strategy": "sequential", "lr_scheduler_type": "constant",
         "bf16": False, "dataloader_pin_memory": False, "gradient_checkpointing": False,
     }  # fmt: skip
-    text = [f"{' '.join(chr(97 + (i + j) % 25) for j in range(6))}" + (" z" if i == data.BAD * world + world - 1 else "")
-            for i in numbers]  # fmt: skip
+    guilty = data.BAD * world + world - 1
+    text = [" ".join(chr(97 + (i + j) % 25) for j in range(6)) + (" z" if i == guilty else "") for i in numbers]
     embedding = model.get_input_embeddings()
     poison = words.index("z")
 
@@ -447,7 +447,8 @@ def skorch() -> None:
     rank = start()
     xs, ys = zip(*data.batches(rank), strict=True)
     net = NeuralNetClassifier(
-        nn.parallel.DistributedDataParallel(data.make_model(norm=True)), criterion=nn.CrossEntropyLoss, optimizer=torch.optim.AdamW, lr=1e-2, max_epochs=1,
+        nn.parallel.DistributedDataParallel(data.make_model(norm=True)),
+        criterion=nn.CrossEntropyLoss, optimizer=torch.optim.AdamW, lr=1e-2, max_epochs=1,
         batch_size=data.SIZE, train_split=None, verbose=0, iterator_train__shuffle=False,
     )  # fmt: skip
     net.fit(torch.cat(xs).numpy(), torch.cat(ys).numpy())

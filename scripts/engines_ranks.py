@@ -1,9 +1,9 @@
 """Starts the ranks of `make engines` as torchrun does, but forked from one process that has imported torch.
 
-python scripts/engines_ranks.py jobs.json     # a list of jobs: folder, words, world, timeout, environment
+python scripts/engines_ranks.py torch.distributed.fsdp     # imports that; then a job per line on stdin, as JSON
 
 Importing torch and an engine takes longer than any of these trainings, so each environment does it once. Each rank is a
-process of its own: `words` are what would follow `python`, either `-m nanproof run … script.py …` or `script.py …`.
+process of its own: a job's `words` are what would follow `python`, `-m nanproof run … script.py …` or `script.py …`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import Any
 
 
-def main(path: str) -> None:
-    given = json.loads(Path(path).read_text())
-    for name in given["preload"]:
+def main() -> None:
+    for name in sys.argv[1:]:
         importlib.import_module(name)
-    for job in given["jobs"]:
+    for line in sys.stdin:
         start = time.monotonic()
-        hung = run(job)
-        answer = {"seconds": time.monotonic() - start, "hung": hung}
-        Path(job["output"]).with_suffix(".json").write_text(json.dumps(answer))
+        hung = run(json.loads(line))
+        print(json.dumps({"seconds": time.monotonic() - start, "hung": hung}), flush=True)
 
 
 def run(job: dict[str, Any]) -> list[int]:
@@ -91,4 +89,4 @@ def be(job: dict[str, Any], output: int, environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
