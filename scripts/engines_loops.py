@@ -167,7 +167,9 @@ def fabric() -> None:
         from lightning.fabric.strategies import ModelParallelStrategy
         from torch.distributed.fsdp import fully_shard
 
-        strategy = ModelParallelStrategy(lambda m, mesh: fully_shard(m, mesh=mesh["data_parallel"]))
+        strategy = ModelParallelStrategy(
+            lambda m, mesh: fully_shard(m, mesh=mesh["data_parallel"]), data_parallel_size=2, tensor_parallel_size=1
+        )
     launched = Fabric(accelerator="cpu", devices=2, strategy=strategy)
     launched.launch()
     model = data.make_model(norm=strategy == "ddp")
@@ -211,7 +213,7 @@ def lightning() -> None:
     if sharded:
         from lightning.pytorch.strategies import ModelParallelStrategy
 
-        strategy = ModelParallelStrategy()
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     module = Module()
     loader = torch.utils.data.DataLoader(data.Samples(2), batch_size=data.SIZE, shuffle=False)
     trainer = L.Trainer(

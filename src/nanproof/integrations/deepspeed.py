@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..errors import GuardStop
 from ..guard.data import DataSource, describe_batch
+from ..guard.examine import batch_facts
 from ..guard.forward_capture import ForwardCapture
 from ..guard.hooks import Hook
 from ..guard.options import Records
@@ -278,7 +279,8 @@ class EngineGuard:
         if self.policy.mode == "observe":
             return False
         optimizer = self._engine.optimizer
-        if getattr(optimizer, "check_grad_overflow", True) is False:
+        by_norm = getattr(optimizer, "compute_grad_norm", False) and optimizer.dtype != torch.bfloat16
+        if getattr(optimizer, "check_grad_overflow", True) is False and not by_norm:
             optimizer.check_grad_overflow = True
             log.warning("nanproof: check_grad_overflow is on: without it DeepSpeed steps with non-finite gradients")
         return isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "overflow")
@@ -316,7 +318,8 @@ class EngineGuard:
         mine = f"{self.rank} {'input' if bad else 'loss'}"
         if bytes(self._store.compare_set(f"{self._key}/{number}/who", "", mine)).decode() == mine:
             self._location = self._locate(self._pass)
-            said = describe(self._location, self._pass, bad) or "its loss is not finite"
+            facts = batch_facts(self._pass.batch)
+            said = describe(self._location, self._pass, bad, facts) or "its loss is not finite"
             self._store.set(f"{self._key}/{number}/text", said)
 
     def _ask(self, number: int, what: str) -> str:

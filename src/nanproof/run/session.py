@@ -174,8 +174,10 @@ class Session:
             vars(optimizer).pop(_LOOP, None)
         loop.release()
 
-    def guard_engine(self, engine: Any) -> None:
-        """A DeepSpeed engine was made: it decides about its steps itself, and the optimizers inside are its own."""
+    def guard_engine(self, engine: Any, make: Call) -> None:
+        """A DeepSpeed engine is made: it decides about its steps itself, and the optimizers inside are its own."""
+        with self._inside("_stepping"):  # it may step its optimizer once, to allocate its state
+            make()
         if not self.here:
             return
         with self._surviving("guarding DeepSpeed's engine"):
@@ -184,6 +186,7 @@ class Session:
             self.registry.pass_over([o for o in inner if isinstance(o, Optimizer)])
             if isinstance(outer, Optimizer) or hasattr(outer, "overflow"):
                 self.guards.make_for_engine(engine)
+                self.registry.copied |= {id(p) for p in engine.module.parameters()}
 
     def miss(self, what: str, why: str) -> None:
         """Something cannot be guarded: said at once, and again at the end."""
