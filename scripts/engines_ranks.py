@@ -22,12 +22,14 @@ from typing import Any
 
 
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # engines print as soon as they are imported
     for name in sys.argv[1:]:
         importlib.import_module(name)
     for line in sys.stdin:
         start = time.monotonic()
         hung = run(json.loads(line))
-        print(json.dumps({"seconds": time.monotonic() - start, "hung": hung}), flush=True)
+        answers.write(json.dumps({"seconds": time.monotonic() - start, "hung": hung}) + "\n")
 
 
 def run(job: dict[str, Any]) -> list[int]:

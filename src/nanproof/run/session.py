@@ -45,6 +45,7 @@ class Session:
         self.attachment = Attachment(require=options.require, miss=self.miss, known=self._known)
         self._until_guarded = options.until_guarded
         self.guarded_elsewhere = False
+        self.blocked_saves = 0
         self.messages = 0
         """How many messages this rank has exchanged with single others."""
         self.unhooked: dict[str, str] = {}
@@ -350,6 +351,7 @@ class Session:
                 found = find_poison(value, guard.training)
             if not guard.refuses_save(target, found, among=among):
                 continue
+            self.blocked_saves += 1
             what = str(found) if found is not None else "a tensor on another rank"
             if hasattr(target, "write"):
                 # an open file is empty by now, and the script may put it in the place of a good one
