@@ -404,6 +404,9 @@ def dist_sampler(rows: Any) -> Any:
 
 
 def composer() -> None:
+    for name in ("nms", "qnms"):  # torchvision's CUDA build does not load its operators beside torch's CPU build
+        if not hasattr(torch.ops.torchvision, name):
+            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
     from composer import Trainer
     from composer.models import ComposerModel
 
