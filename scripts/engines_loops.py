@@ -372,12 +372,9 @@ def megatron() -> None:
     for p in model.parameters():
         p.tensor_model_parallel = False  # type: ignore[attr-defined]
     config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=1, use_cpu_initialization=True)
-    shard, overlap = "distributed" in SETTINGS, "overlap" in SETTINGS
-    settings = DistributedDataParallelConfig(
-        use_distributed_optimizer=shard, check_for_nan_in_grad=False, overlap_grad_reduce=overlap
-    )
+    settings = DistributedDataParallelConfig(check_for_nan_in_grad=False, overlap_grad_reduce="overlap" in SETTINGS)
     wrapped = DistributedDataParallel(config, settings, model)
-    chosen = OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0, use_distributed_optimizer=shard)
+    chosen = OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0)
     optimizer = get_megatron_optimizer(chosen, [wrapped])
     for x, y in data.batches(rank):
         wrapped.zero_grad_buffer()

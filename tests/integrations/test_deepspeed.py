@@ -19,6 +19,8 @@ from nanproof import Policy  # noqa: E402
 from nanproof.errors import GuardStop  # noqa: E402
 from nanproof.integrations.deepspeed import guard_engine  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself
+
 
 @pytest.fixture(scope="module", autouse=True)
 def group() -> Iterator[None]:
@@ -38,7 +40,7 @@ def make_engine(precision: str = "bf16", **more: Any) -> Any:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     config = {
         "train_micro_batch_size_per_gpu": 2, "steps_per_print": 10_000, "zero_optimization": {"stage": 1},
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, precision: {"enabled": True, **more},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}, precision: {"enabled": True, **more},
     }  # fmt: skip
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
