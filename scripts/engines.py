@@ -32,8 +32,8 @@ PAGE, RUNS = ROOT / "docs" / "engines.md", ROOT / "runs" / "engines"
 LOOPS, RANKS = ROOT / "scripts" / "engines_loops.py", ROOT / "scripts" / "engines_ranks.py"
 RESULT = re.compile(r"RESULT (\d+) (bad|without) (\S+) (.*)")
 SKIPPED = re.compile(r"nanproof: .*?(\d+) skipped")
-LOCATED = re.compile(r"nanproof: step \d+: .*\.py:\d+: ")
-NOT_GUARDED = re.compile(r"nanproof: not guarded: (.*)")
+LOCATED = re.compile(r"nanproof: step \d+: .*\.py:\d+[: ]")
+NOT_GUARDED = re.compile(r"nanproof: NOT GUARDED: (.*)")
 CODE = ("src/nanproof", "scripts/engines_loops.py", "scripts/engines_data.py", "scripts/engines_ranks.py")
 """Rows are measured again when a commit changes one of these."""
 CELLS = ("version", "commit", "bare", "guarded", "equal", "seconds")
@@ -104,7 +104,8 @@ ROWS = (
     Row(name="Accelerate, DeepSpeed plugin", loop="accelerate deepspeed", package="deepspeed", install=("deepspeed",)),
     Row(name="TRL SFTTrainer", loop="trl sft", package="trl"),
     Row(name="TRL DPOTrainer", loop="trl dpo", package="trl"),
-    Row(name="TRL GRPOTrainer, NaN reward", loop="trl grpo", package="trl"),
+    Row(name="TRL GRPOTrainer, NaN reward (TRL leaves it out)", loop="trl grpo nan", package="trl"),
+    Row(name="TRL GRPOTrainer, infinite reward", loop="trl grpo inf", package="trl"),
     *(_deepspeed(stage, precision) for stage in range(4) for precision in ("fp32", "bf16", "fp16")),
     _deepspeed(1, "bf16", "check_grad_overflow: false"),
     Row(name="Ray Train TorchTrainer", loop="ray", package="ray", install=("ray[train]",), launched=False),
@@ -202,7 +203,7 @@ def check(row: Row, python: str, timeout: float) -> dict[str, str]:
     undisturbed = all(guarded.get((rank, "without")) == wanted[rank] for rank in wanted)
     alone = {rank: bare.get((rank, "bad")) for rank in wanted}
     fine = [ends for ends in (wanted, alone) if all((end or "").startswith("finite") for end in ends.values())]
-    told = "not guarded:" in said and "EXC" not in str(bare)
+    told = NOT_GUARDED.search(said) is not None and "EXC" not in str(bare)
     equal = "no" if not undisturbed or got not in fine else "yes" if got == wanted else "as alone"
     return {
         "bare": describe(bare, wanted), "guarded": describe(guarded, wanted, said),

@@ -5,6 +5,7 @@ python scripts/engines_loops.py ddp        # on several ranks: torchrun --nproc-
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from typing import Any
@@ -215,11 +216,13 @@ def lightning() -> None:
 
         strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     module = Module()
-    loader = torch.utils.data.DataLoader(data.Samples(2), batch_size=data.SIZE, shuffle=False)
+    rows = data.Samples(2)
+    dealt = torch.utils.data.DistributedSampler(rows, num_replicas=2, rank=int(os.environ["RANK"]), shuffle=False)
+    loader = torch.utils.data.DataLoader(rows, batch_size=data.SIZE, sampler=dealt)
     trainer = L.Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=None if sharded else 1.0,
-        log_every_n_steps=1, use_distributed_sampler=True,
+        log_every_n_steps=1, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(module, loader)
     data.report(module.state_dict())
@@ -298,13 +301,15 @@ def trl() -> None:
         rows = datasets.Dataset.from_dict(
             {"prompt": text, "chosen": [" b c"] * len(text), "rejected": [" d e"] * len(text)}
         )
-        trainer = DPOTrainer(model, args=_fitting(DPOConfig, common | {"max_length": 24}), train_dataset=rows,
+        trainer = DPOTrainer(model, ref_model=copy.deepcopy(model), args=_fitting(DPOConfig, common | {"max_length": 24}), train_dataset=rows,
                              processing_class=tokenizer)  # fmt: skip
     else:
         from trl import GRPOConfig, GRPOTrainer
 
         def reward(prompts: Any, completions: Any, **_: Any) -> list[float]:
-            return [float("nan") if "z" in p else float(len(c) % 5) for p, c in zip(prompts, completions, strict=True)]
+            return [
+                float(SETTINGS[1]) if "z" in p else float(len(c) % 5) for p, c in zip(prompts, completions, strict=True)
+            ]
 
         rows = datasets.Dataset.from_dict({"prompt": text})
         more = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 4, "beta": 0.0}
@@ -487,7 +492,7 @@ def ray() -> None:
 
         rows.mode = config["mode"]
         rank = ray.train.get_context().get_world_rank()
-        os.environ["RANK"] = str(rank)
+        os.environ.update(RANK=str(rank), RESULTS=config["results"])
         model = prepare_model(rows.make_model(norm=True))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for x, y in rows.batches(rank):
@@ -503,10 +508,13 @@ def ray() -> None:
         loop = guard_loop(worker, run_dir=os.environ["GUARDED"] + "/" + data.mode)
     if not ray.is_initialized():
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
+    results = os.path.abspath(f"results-{data.mode}-{int(guarded)}.txt")  # noqa: PTH100
+    open(results, "w").close()  # noqa: PTH123, SIM115
     TorchTrainer(
-        loop, train_loop_config={"mode": data.mode, "here": here}, scaling_config=ScalingConfig(num_workers=2),
+        loop, train_loop_config={"mode": data.mode, "here": here, "results": results}, scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=os.path.abspath("ray-results")),  # noqa: PTH100
     ).fit()  # fmt: skip
+    print(open(results).read(), flush=True)  # noqa: PTH123, SIM115 - what workers print may come late, or not at all
 
 
 if __name__ == "__main__":
