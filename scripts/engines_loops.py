@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import engines_data as data
@@ -301,7 +302,8 @@ def trl() -> None:
         rows = datasets.Dataset.from_dict(
             {"prompt": text, "chosen": [" b c"] * len(text), "rejected": [" d e"] * len(text)}
         )
-        trainer = DPOTrainer(model, ref_model=copy.deepcopy(model), args=_fitting(DPOConfig, common | {"max_length": 24}), train_dataset=rows,
+        trainer = DPOTrainer(model, ref_model=copy.deepcopy(model),
+                             args=_fitting(DPOConfig, common | {"max_length": 24}), train_dataset=rows,
                              processing_class=tokenizer)  # fmt: skip
     else:
         from trl import GRPOConfig, GRPOTrainer
@@ -481,7 +483,7 @@ def ray() -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    here = str(Path(__file__).resolve().parent)
     guarded = bool(os.environ.get("GUARDED"))
 
     def worker(config: dict[str, Any]) -> None:
@@ -508,13 +510,14 @@ def ray() -> None:
         loop = guard_loop(worker, run_dir=os.environ["GUARDED"] + "/" + data.mode)
     if not ray.is_initialized():
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
-    results = os.path.abspath(f"results-{data.mode}-{int(guarded)}.txt")  # noqa: PTH100
-    open(results, "w").close()  # noqa: PTH123, SIM115
+    results = Path(f"results-{data.mode}-{int(guarded)}.txt").resolve()  # what workers print may come late, or never
+    results.write_text("")
     TorchTrainer(
-        loop, train_loop_config={"mode": data.mode, "here": here, "results": results}, scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=os.path.abspath("ray-results")),  # noqa: PTH100
+        loop, train_loop_config={"mode": data.mode, "here": here, "results": str(results)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(results.with_name("ray-results"))),
     ).fit()  # fmt: skip
-    print(open(results).read(), flush=True)  # noqa: PTH123, SIM115 - what workers print may come late, or not at all
+    print(results.read_text(), flush=True)
 
 
 if __name__ == "__main__":
