@@ -33,6 +33,7 @@ LOOPS, RANKS = ROOT / "scripts" / "engines_loops.py", ROOT / "scripts" / "engine
 RESULT = re.compile(r"RESULT (\d+) (bad|without) (\S+) (.*)")
 SKIPPED = re.compile(r"nanproof: .*?(\d+) skipped")
 LOCATED = re.compile(r"nanproof: step \d+: .*\.py:\d+[: ]")
+REWARD = re.compile(r"nanproof: step \d+: reward function \w+ returned (\w+)")
 NOT_GUARDED = re.compile(r"nanproof: NOT GUARDED: (.*)")
 CODE = ("src/nanproof", "scripts/engines_loops.py", "scripts/engines_data.py", "scripts/engines_ranks.py")
 """Rows are measured again when a commit changes one of these."""
@@ -252,7 +253,7 @@ def describe(found: dict[tuple[int, str], str], ranks: dict[int, str | None], sa
     text = ", ".join(words.get(k, "") or next(e for e in ends if e.startswith(k)).removeprefix("EXC ") for k in kinds)
     skips, told = SKIPPED.search(said), NOT_GUARDED.search(said)
     text += f", {skips[1]} skipped" if skips else f", told: {told[1]}" if told else ""
-    text += ", located" if LOCATED.search(said) else ""
+    text += ", located" if LOCATED.search(said) else ", reward named" if REWARD.search(said) else ""
     return text.replace("|", "/")
 
 
