@@ -37,6 +37,8 @@ REWARD = re.compile(r"nanproof: step \d+: reward function \w+ returned (\w+)")
 NOT_GUARDED = re.compile(r"nanproof: NOT GUARDED: (.*)")
 CODE = ("src/nanproof", "scripts/engines_loops.py", "scripts/engines_data.py", "scripts/engines_ranks.py")
 """Rows are measured again when a commit changes one of these."""
+TESTS = {"deepspeed": "test_deepspeed.py", "ray": "test_ray.py"}
+"""What equality alone does not show, in tests/integrations: they are skipped where the engine is not installed."""
 CELLS = ("version", "commit", "bare", "guarded", "equal", "seconds")
 
 INTRODUCTION = """# Engines
@@ -139,7 +141,7 @@ def main() -> int:
         ["git", "log", "-1", "--format=%h", "--", *CODE], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
     RUNS.mkdir(parents=True, exist_ok=True)
-    unequal = 0
+    unequal, tested = 0, set[str]()
     for row in chosen:
         try:
             python = build(row, given.envs.resolve())
@@ -154,6 +156,10 @@ def main() -> int:
             write_atomic(PAGE, make_page())
         print(f"{row.name}: bare {found['bare']}; guarded {found['guarded']}; {found['equal']}", flush=True)
         unequal += found["equal"] == "no"
+        if row.package in TESTS and row.package not in tested:
+            tested.add(row.package)
+            test = ROOT / "tests" / "integrations" / TESTS[row.package]
+            unequal += subprocess.run([python, "-m", "pytest", "-q", str(test)], cwd=ROOT, check=False).returncode != 0
     return int(unequal > 0)
 
 
