@@ -27,7 +27,13 @@ PER_SEED = {"checkpoint": 10, "log": 4, "config": 3, "code": 3, "request": 1}
 """Malformed pieces for each seed of the campaign."""
 PORTION = 2000
 """So many at a time; a new portion has a new seed."""
-LAYOUTS = {"single": "one process", "ddp": "DDP, two ranks", "fsdp2": "FSDP2, two ranks"}
+LAYOUTS = {
+    "single": "one process", "ddp": "DDP, two ranks", "nested": "DDP inside another module, two ranks",
+    "fsdp2": "FSDP2, two ranks", "hsdp": "HSDP, two replicas", "pipeline": "pipeline of two stages, 1F1B",
+}  # fmt: skip
+
+
+assert set(LAYOUTS) == set(numeric.LAYOUTS)
 
 
 def complain(seed: str, error: object) -> None:

@@ -5,8 +5,10 @@ python scripts/engines_loops.py ddp        # on several ranks: torchrun --nproc-
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import engines_data as data
@@ -103,6 +105,62 @@ def pipeline() -> None:
     data.report(model.state_dict())
 
 
+def titan() -> None:
+    """As torchtitan trains: FSDP2 per block, accumulated micro-batches, the norm of DTensors, a schedule per step."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import DTensor
+
+    rank = start()
+    model = data.make_model()
+    for block in model:
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
+    for x, y in data.batches(rank):
+        optimizer.zero_grad()
+        losses = []
+        for i in (0, 2):
+            loss = cross_entropy(model(x[i : i + 2]), y[i : i + 2]) / 2
+            loss.backward()
+            losses.append(loss.detach())
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+        optimizer.step()
+        schedule.step()
+        total = torch.sum(torch.stack(losses))
+        dist.all_reduce(total)  # the loss that it logs
+    data.report({**model.state_dict(), "lr": torch.tensor(schedule.get_last_lr())})
+
+
+def tune() -> None:
+    """As a torchtune recipe trains: losses are sums over tokens, gradients are divided by those of all ranks."""
+    from torch.distributed.fsdp import fully_shard
+
+    rank = start()
+    model = data.make_model()
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    optimizer.zero_grad(set_to_none=True)
+    for x, y in data.batches(rank):
+        tokens = torch.tensor(0)
+        for i, size in ((0, 1), (1, 3)):
+            tokens += size
+            (cross_entropy(model(x[i : i + size]), y[i : i + size]) * size).backward()
+        dist.all_reduce(tokens)
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad *= dist.get_world_size() / tokens
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+    data.report({**model.state_dict(), "lr": torch.tensor(schedule.get_last_lr())})
+
+
 def fabric() -> None:
     from lightning.fabric import Fabric
 
@@ -111,7 +169,9 @@ def fabric() -> None:
         from lightning.fabric.strategies import ModelParallelStrategy
         from torch.distributed.fsdp import fully_shard
 
-        strategy = ModelParallelStrategy(lambda m, mesh: fully_shard(m, mesh=mesh["data_parallel"]))
+        strategy = ModelParallelStrategy(
+            lambda m, mesh: fully_shard(m, mesh=mesh["data_parallel"]), data_parallel_size=2, tensor_parallel_size=1
+        )
     launched = Fabric(accelerator="cpu", devices=2, strategy=strategy)
     launched.launch()
     model = data.make_model(norm=strategy == "ddp")
@@ -132,10 +192,18 @@ def fabric() -> None:
 def lightning() -> None:
     import lightning as L
 
+    sharded = SETTINGS[0] == "fsdp2"
+
     class Module(L.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = data.make_model(norm=True)
+            self.net = data.make_model(norm=not sharded)
+
+        def configure_model(self) -> None:
+            if sharded and self.device_mesh is not None:
+                from torch.distributed.fsdp import fully_shard
+
+                fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
         def training_step(self, batch: Any, _: int) -> Any:
             return cross_entropy(self.net(batch[0]), batch[1])
@@ -143,11 +211,19 @@ def lightning() -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
+    strategy: Any = "ddp"
+    if sharded:
+        from lightning.pytorch.strategies import ModelParallelStrategy
+
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     module = Module()
-    loader = torch.utils.data.DataLoader(data.Samples(2), batch_size=data.SIZE, shuffle=False)
+    rows = data.Samples(2)
+    dealt = torch.utils.data.DistributedSampler(rows, num_replicas=2, rank=int(os.environ["RANK"]), shuffle=False)
+    loader = torch.utils.data.DataLoader(rows, batch_size=data.SIZE, sampler=dealt)
     trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=1.0, log_every_n_steps=1,
+        accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=None if sharded else 1.0,
+        log_every_n_steps=1, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(module, loader)
     data.report(module.state_dict())
@@ -194,14 +270,17 @@ def trl() -> None:
         LlamaConfig(vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
                     num_attention_heads=2, max_position_embeddings=64, pad_token_id=0, eos_token_id=1)
     )  # fmt: skip
-    count, bad = 12 - (data.mode == "without"), data.mode == "bad"
-    numbers = [i for i in range(12) if i != data.BAD or bad]
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    # the samples of each step are dealt to the ranks in turn; the last rank gets the bad one
+    numbers = [i for i in range(data.BATCHES * world) if data.mode == "bad" or i // world != data.BAD]
     common = {
-        "output_dir": "out", "per_device_train_batch_size": 1, "max_steps": count, "report_to": [], "use_cpu": True,
-        "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2,
-        "shuffle_dataset": False, "lr_scheduler_type": "constant", "bf16": False, "dataloader_pin_memory": False,
+        "output_dir": "out", "per_device_train_batch_size": 1, "max_steps": len(numbers) // world, "report_to": [],
+        "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2,
+        "shuffle_dataset": False, "train_sampling_strategy": "sequential", "lr_scheduler_type": "constant",
+        "bf16": False, "dataloader_pin_memory": False, "gradient_checkpointing": False,
     }  # fmt: skip
-    text = [f"{' '.join(chr(97 + (i + j) % 25) for j in range(6))}" + (" z" if i == data.BAD else "") for i in numbers]
+    guilty = data.BAD * world + world - 1
+    text = [" ".join(chr(97 + (i + j) % 25) for j in range(6)) + (" z" if i == guilty else "") for i in numbers]
     embedding = model.get_input_embeddings()
     poison = words.index("z")
 
@@ -223,13 +302,16 @@ def trl() -> None:
         rows = datasets.Dataset.from_dict(
             {"prompt": text, "chosen": [" b c"] * len(text), "rejected": [" d e"] * len(text)}
         )
-        trainer = DPOTrainer(model, args=_fitting(DPOConfig, common | {"max_length": 24}), train_dataset=rows,
+        trainer = DPOTrainer(model, ref_model=copy.deepcopy(model),
+                             args=_fitting(DPOConfig, common | {"max_length": 24}), train_dataset=rows,
                              processing_class=tokenizer)  # fmt: skip
     else:
         from trl import GRPOConfig, GRPOTrainer
 
         def reward(prompts: Any, completions: Any, **_: Any) -> list[float]:
-            return [float("nan") if "z" in p else float(len(c) % 5) for p, c in zip(prompts, completions, strict=True)]
+            return [
+                float(SETTINGS[1]) if "z" in p else float(len(c) % 5) for p, c in zip(prompts, completions, strict=True)
+            ]
 
         rows = datasets.Dataset.from_dict({"prompt": text})
         more = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 4, "beta": 0.0}
@@ -262,7 +344,10 @@ def deepspeed() -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "zero_optimization": {"stage": stage},
     }  # fmt: skip
-    if precision != "fp32":
+    if precision == "fp16":  # few CPUs have kernels for it, so DeepSpeed refuses; torch has them all the same
+        config["fp16"] = {"enabled": True, "initial_scale_power": 8}
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
+    elif precision == "bf16":
         config["bf16"] = {"enabled": True, **({"check_grad_overflow": False} if "unchecked" in SETTINGS else {})}
     model = data.make_model()
     engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
@@ -294,12 +379,9 @@ def megatron() -> None:
     for p in model.parameters():
         p.tensor_model_parallel = False  # type: ignore[attr-defined]
     config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=1, use_cpu_initialization=True)
-    shard, overlap = "distributed" in SETTINGS, "overlap" in SETTINGS
-    settings = DistributedDataParallelConfig(
-        use_distributed_optimizer=shard, check_for_nan_in_grad=False, overlap_grad_reduce=overlap
-    )
+    settings = DistributedDataParallelConfig(check_for_nan_in_grad=False, overlap_grad_reduce="overlap" in SETTINGS)
     wrapped = DistributedDataParallel(config, settings, model)
-    chosen = OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0, use_distributed_optimizer=shard)
+    chosen = OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0)
     optimizer = get_megatron_optimizer(chosen, [wrapped])
     for x, y in data.batches(rank):
         wrapped.zero_grad_buffer()
@@ -319,7 +401,16 @@ def _on_cpu(make: Any) -> Any:
     return made
 
 
+def dist_sampler(rows: Any) -> Any:
+    """Deals samples to ranks in turn, in order."""
+    start()
+    return torch.utils.data.DistributedSampler(rows, shuffle=False)
+
+
 def composer() -> None:
+    for name in ("nms", "qnms"):  # torchvision's CUDA build does not load its operators beside torch's CPU build
+        if not hasattr(torch.ops.torchvision, name):
+            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
     from composer import Trainer
     from composer.models import ComposerModel
 
@@ -335,7 +426,9 @@ def composer() -> None:
             return cross_entropy(outputs, batch[1])
 
     model = Model()
-    loader = torch.utils.data.DataLoader(data.Samples(), batch_size=data.SIZE)
+    rows = data.Samples(2)
+    sampler = dist_sampler(rows)
+    loader = torch.utils.data.DataLoader(rows, batch_size=data.SIZE, sampler=sampler)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     Trainer(
         model=model, optimizers=optimizer, train_dataloader=loader, max_duration="1ep", device="cpu",
@@ -345,24 +438,29 @@ def composer() -> None:
 
 
 def ignite() -> None:
+    import ignite.distributed as idist
     from ignite.engine import create_supervised_trainer
 
-    model = data.make_model(norm=True, drop=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rank = start()
+    model = idist.auto_model(data.make_model(norm=True, drop=True))
+    optimizer = idist.auto_optim(torch.optim.AdamW(model.parameters(), lr=1e-2))
     trainer = create_supervised_trainer(model, optimizer, cross_entropy)
-    trainer.run(torch.utils.data.DataLoader(data.Samples(), batch_size=data.SIZE), max_epochs=1)
+    torch.manual_seed(rank)
+    trainer.run(list(data.batches(rank)), max_epochs=1)
     data.report(model.state_dict())
 
 
 def skorch() -> None:
     from skorch import NeuralNetClassifier
 
-    rows = data.Samples()
+    rank = start()
+    xs, ys = zip(*data.batches(rank), strict=True)
     net = NeuralNetClassifier(
-        data.make_model(norm=True), criterion=nn.CrossEntropyLoss, optimizer=torch.optim.AdamW, lr=1e-2, max_epochs=1,
+        nn.parallel.DistributedDataParallel(data.make_model(norm=True)),
+        criterion=nn.CrossEntropyLoss, optimizer=torch.optim.AdamW, lr=1e-2, max_epochs=1,
         batch_size=data.SIZE, train_split=None, verbose=0, iterator_train__shuffle=False,
     )  # fmt: skip
-    net.fit(rows.x.numpy(), rows.y.numpy())
+    net.fit(torch.cat(xs).numpy(), torch.cat(ys).numpy())
     data.report(net.module_.state_dict())
 
 
@@ -385,8 +483,8 @@ def ray() -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-    guarded = bool(os.environ.get("NANPROOF_RUN_DIR"))
+    here = str(Path(__file__).resolve().parent)
+    guarded = bool(os.environ.get("GUARDED"))
 
     def worker(config: dict[str, Any]) -> None:
         sys.path.insert(0, config["here"])
@@ -396,7 +494,7 @@ def ray() -> None:
 
         rows.mode = config["mode"]
         rank = ray.train.get_context().get_world_rank()
-        os.environ["RANK"] = str(rank)
+        os.environ.update(RANK=str(rank), RESULTS=config["results"])
         model = prepare_model(rows.make_model(norm=True))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for x, y in rows.batches(rank):
@@ -409,13 +507,17 @@ def ray() -> None:
     if guarded:
         from nanproof.integrations.ray import guard_loop
 
-        loop = guard_loop(worker, run_dir=os.environ["NANPROOF_RUN_DIR"] + "/" + data.mode)
+        loop = guard_loop(worker, run_dir=os.environ["GUARDED"] + "/" + data.mode)
     if not ray.is_initialized():
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
+    results = Path(f"results-{data.mode}-{int(guarded)}.txt").resolve()  # what workers print may come late, or never
+    results.write_text("")
     TorchTrainer(
-        loop, train_loop_config={"mode": data.mode, "here": here}, scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=os.path.abspath("ray-results")),  # noqa: PTH100
+        loop, train_loop_config={"mode": data.mode, "here": here, "results": str(results)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(results.with_name("ray-results"))),
     ).fit()  # fmt: skip
+    print(results.read_text(), flush=True)
 
 
 if __name__ == "__main__":

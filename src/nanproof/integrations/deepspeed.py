@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..errors import GuardStop
 from ..guard.data import DataSource, describe_batch
+from ..guard.examine import batch_facts
 from ..guard.forward_capture import ForwardCapture
 from ..guard.hooks import Hook
 from ..guard.options import Records
@@ -69,6 +70,7 @@ class EngineGuard:
         self.tally = self.run.tally
         self.open = True
         self._history = History()
+        self._streak = 0
         self._pass: Pass | None = None
         self._culprit: Pass | None = None
         """The micro-batch of this rank whose loss is bad, and where that came from."""
@@ -174,8 +176,10 @@ class EngineGuard:
                 verdict = self._verdict(number)
                 action = self._decide(verdict)
                 self._tell_skip(verdict, action)
-        self._history = self._history.after(action, number, self.policy)
+        if verdict.kind != "overflow":  # the search for a loss scale is no reason to go back
+            self._history = self._history.after(action, number, self.policy)
         self.tally.updates += not skipped
+        self._count_streak(skipped)
         self._losses.clear()
         self._pass = self._culprit = self._location = None
         if action.kind == "stop":
@@ -230,14 +234,15 @@ class EngineGuard:
             verdict, action, culprit=self._culprit if mine else None, location=self._location if mine else None,
             elsewhere="" if mine else elsewhere, notes=[f"DeepSpeed has skipped {count}"],
         )  # fmt: skip
-        streak = self._history.consecutive + 1
-        if self.rank == 0 and (streak in (10, 100) or streak % 1000 == 0):
+
+    def _count_streak(self, skipped: bool) -> None:
+        """Say when no step has been applied for a while: the loss that is logged may look healthy all the same."""
+        self._streak = self._streak + 1 if skipped else 0
+        if self.rank == 0 and (self._streak in (10, 100) or (self._streak and self._streak % 1000 == 0)):
             log.error(
-                "nanproof: DeepSpeed has skipped the last %d steps: no parameter has moved since update %d; the loss"
-                " it logs may look healthy all the same",
-                streak,
-                self.tally.updates,
-            )
+                "nanproof: DeepSpeed has skipped the last %d steps: no parameter has moved since update %d, even if the"
+                " loss looks healthy", self._streak, self.tally.updates,
+            )  # fmt: skip
 
     def _locate(self, culprit: Pass) -> Location | None:
         """The operation, by a forward pass over the module's inputs; sharded weights would have to be gathered."""
@@ -278,7 +283,8 @@ class EngineGuard:
         if self.policy.mode == "observe":
             return False
         optimizer = self._engine.optimizer
-        if getattr(optimizer, "check_grad_overflow", True) is False:
+        by_norm = getattr(optimizer, "compute_grad_norm", False) and optimizer.dtype != torch.bfloat16
+        if getattr(optimizer, "check_grad_overflow", True) is False and not by_norm:
             optimizer.check_grad_overflow = True
             log.warning("nanproof: check_grad_overflow is on: without it DeepSpeed steps with non-finite gradients")
         return isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "overflow")
@@ -316,7 +322,8 @@ class EngineGuard:
         mine = f"{self.rank} {'input' if bad else 'loss'}"
         if bytes(self._store.compare_set(f"{self._key}/{number}/who", "", mine)).decode() == mine:
             self._location = self._locate(self._pass)
-            said = describe(self._location, self._pass, bad) or "its loss is not finite"
+            facts = batch_facts(self._pass.batch)
+            said = describe(self._location, self._pass, bad, facts) or "its loss is not finite"
             self._store.set(f"{self._key}/{number}/text", said)
 
     def _ask(self, number: int, what: str) -> str:

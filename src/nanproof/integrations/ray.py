@@ -7,8 +7,8 @@
         run_config=RunConfig(callbacks=[GuardCallback("/shared/runs/a")], failure_config=FailureConfig(max_failures=3)),
     ).fit()
 
-The train loop stays as it is. A state that is not finite is never saved, so the checkpoint that Ray restarts from when
-a worker has died is a good one.
+The train loop stays as it is. A state that is not finite is neither saved nor reported, so the checkpoint that Ray
+restarts from when a worker has died is a healthy one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import json
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .object_patches import ObjectPatches
+
+if TYPE_CHECKING:
+    from ..run.launcher import Stage
 
 try:
     from ray.train import UserCallback
@@ -46,10 +52,42 @@ def guard_loop(
         chosen = Options(
             run_dir=Path(folder), run_dir_given=True, policy=policy, policy_changes=changes, guard=options
         )  # fmt: skip
-        with guarding(chosen):
-            return train_loop(*args, **kwargs)
+        with guarding(chosen) as stage:
+            patches = _withhold_checkpoints(stage)
+            try:
+                return train_loop(*args, **kwargs)
+            finally:
+                patches.undo()
 
     return guarded
+
+
+def _withhold_checkpoints(stage: Stage) -> ObjectPatches:
+    """Report metrics without the checkpoint when its save was blocked: Ray would restart from an empty folder."""
+    try:
+        from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils
+
+        worker = get_train_fn_utils()
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            "guard_loop needs a worker of Ray Train V2", hint="set RAY_TRAIN_V2_ENABLED=1 and update ray[train]"
+        ) from error
+    seen = stage.blocked_saves
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def report(metrics: Any, checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            if checkpoint is not None and stage.blocked_saves > seen:
+                log.error("nanproof: checkpoint not reported to Ray: its save was blocked, the state is not finite")
+                checkpoint, kwargs = None, {**kwargs, "validation": False}
+            seen = stage.blocked_saves
+            return original(metrics, checkpoint, *args, **kwargs)
+
+        return report
+
+    patches = ObjectPatches()
+    patches.put(worker, "report", make)
+    return patches
 
 
 class GuardCallback(UserCallback):  # type: ignore[misc]
@@ -65,7 +103,7 @@ class GuardCallback(UserCallback):  # type: ignore[misc]
     def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
         self.gather()
         ranks = ", ".join(map(str, sorted(worker_exceptions)))
-        log.error("nanproof: worker %s failed; Ray restarts from the last checkpoint, which is finite", ranks)
+        log.error("nanproof: worker %s failed; Ray restarts from the last checkpoint that was reported", ranks)
 
     def gather(self) -> list[dict[str, Any]]:
         """The incidents since the last time, one for each bad step, each told in one line."""

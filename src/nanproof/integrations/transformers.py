@@ -6,11 +6,17 @@ trainer = Trainer(model, args, train_dataset=data, callbacks=[GuardCallback(run_
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+import logging
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch
 
 from ..errors import UsageError
 from ..guard import Policy
@@ -25,6 +31,8 @@ try:
     from .accelerate import attach_accelerator
 except ImportError as error:
     raise UsageError("transformers is not installed", hint="pip install 'nanproof[hf]'") from error
+
+log = logging.getLogger("nanproof")
 
 
 class GuardCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -67,6 +75,10 @@ class GuardCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         patches = ObjectPatches()
         for name in ("_save_checkpoint", "save_model"):
             patches.put(trainer, name, lambda original: _save(original, loop, trainer))
+        rewards = getattr(trainer, "reward_funcs", None)
+        if isinstance(rewards, list):  # TRL's online trainers
+            trainer.reward_funcs = [_named_rewards(one, trainer) for one in rewards]
+            loop.on_close(lambda: setattr(trainer, "reward_funcs", rewards))
         loop.on_close(patches.undo)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -108,6 +120,25 @@ def _memory(state: TrainerState) -> dict[str, Any] | None:
     mine = saved[0] if isinstance(saved, list) else saved
     memory: dict[str, Any] | None = mine.get("attributes", {}).get("memory")
     return memory
+
+
+def _named_rewards(reward: Any, trainer: Any) -> Any:
+    """Say which reward is NaN or infinite: TRL leaves it out of the update, so no gradient ever shows it."""
+    if isinstance(reward, torch.nn.Module) or not inspect.isfunction(reward) or inspect.iscoroutinefunction(reward):
+        return reward
+
+    @functools.wraps(reward)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        values = reward(*args, **kwargs)
+        bad = [(i, v) for i, v in enumerate(values) if isinstance(v, float) and not math.isfinite(v)]
+        if bad:
+            log.warning(
+                "nanproof: step %d: reward function %s returned %s for completion %d of %d (%d not finite)",
+                trainer.state.global_step + 1, reward.__name__, bad[0][1], bad[0][0], len(values), len(bad),
+            )  # fmt: skip
+        return values
+
+    return named
 
 
 def _save(original: Callable[..., Any], loop: ExternalLoop, trainer: Any) -> Callable[..., Any]:

@@ -174,7 +174,8 @@ def parameters_in(optimizers: Iterable[Optimizer]) -> set[int]:
 
 def _is_gathered(tensor: Tensor) -> bool:
     """Whether this is what FSDP has gathered for a pass: it changes with the shards, which the optimizer steps."""
-    return any(hasattr(o, "unshard") or type(o).__name__ == "FullyShardedDataParallel" for o in find_owners([tensor]))
+    inside = (m for owner in find_owners([tensor]) for m in owner.modules())
+    return any(hasattr(m, "unshard") or type(m).__name__ == "FullyShardedDataParallel" for m in inside)
 
 
 def _local(tensor: Tensor) -> Tensor:

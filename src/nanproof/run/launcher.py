@@ -85,6 +85,11 @@ class Stage:
         """Whether this is the process that it was set up in."""
         return os.getpid() == self._process
 
+    @property
+    def blocked_saves(self) -> int:
+        """How many saves were not carried out so far, because what they would have saved is not finite."""
+        return self._session.blocked_saves if self._session is not None else 0
+
     def set_up(self) -> None:
         self._write_state()
         hooks = ImportHooks()
@@ -285,13 +290,13 @@ def run_program(
 
 
 @contextmanager
-def guarding(options: Options) -> Iterator[None]:
+def guarding(options: Options) -> Iterator[Stage]:
     """A block whose training is guarded, for frameworks that call a function in processes of their own."""
     options.check()
     stage, code = Stage(options, log_summary), 1
     stage.set_up()
     try:
-        yield
+        yield stage
         code = 0
     except NanproofError as error:
         code = error.exit_code

@@ -92,7 +92,7 @@ class Registry:
             leaves = [p for p in leaves_of(losses) if id(p) not in held]
             if {id(p) for p in loose}.isdisjoint(map(id, leaves)):
                 owners += find_owners(leaves)
-                self.copied = {id(p) for p in leaves}
+                self.copied |= {id(p) for p in leaves}
             owners.append(Loose(loose))
         enabled = [s for s in self.scalers if s.is_enabled()]
         return {

@@ -46,6 +46,7 @@ class Session:
         self.attachment = Attachment(require=options.require, miss=self.miss, known=self._known)
         self._until_guarded = options.until_guarded
         self.guarded_elsewhere = False
+        self.blocked_saves = 0
         self.messages = 0
         """How many messages this rank has exchanged with single others."""
         self.unhooked: dict[str, str] = {}
@@ -176,8 +177,10 @@ class Session:
             vars(optimizer).pop(_LOOP, None)
         loop.release()
 
-    def guard_engine(self, engine: Any) -> None:
-        """A DeepSpeed engine was made: it decides about its steps itself, and the optimizers inside are its own."""
+    def guard_engine(self, engine: Any, make: Call) -> None:
+        """A DeepSpeed engine is made: it decides about its steps itself, and the optimizers inside are its own."""
+        with self._inside("_stepping"):  # it may step its optimizer once, to allocate its state
+            make()
         if not self.here:
             return
         with self._surviving("guarding DeepSpeed's engine"):
@@ -186,6 +189,7 @@ class Session:
             self.registry.pass_over([o for o in inner if isinstance(o, Optimizer)])
             if isinstance(outer, Optimizer) or hasattr(outer, "overflow"):
                 self.guards.make_for_engine(engine)
+                self.registry.copied |= {id(p) for p in engine.module.parameters()}
 
     def miss(self, what: str, why: str) -> None:
         """Something cannot be guarded: said at once, and again at the end."""
@@ -368,6 +372,7 @@ class Session:
                 found = find_poison(value, guard.training)
             if not guard.refuses_save(target, found, among=among):
                 continue
+            self.blocked_saves += 1
             what = str(found) if found is not None else "a tensor on another rank"
             if hasattr(target, "write"):
                 # an open file is empty by now, and the script may put it in the place of a good one

@@ -37,8 +37,7 @@ def watch_trainers(hooks: ImportHooks, patches: Patches, session: Session) -> No
         return lambda module: patches.put(module.Trainer, "__init__", make_trainer)
 
     def make_engine(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> None:
-        original(engine, *args, **kwargs)
-        session.guard_engine(engine)
+        session.guard_engine(engine, lambda: original(engine, *args, **kwargs))
 
     def deepspeed(module: ModuleType) -> None:
         patches.put(module.DeepSpeedEngine, "__init__", make_engine)
