@@ -127,7 +127,8 @@ def constant(node: ast.AST, module: Module, depth: int = 0) -> bool:
     if isinstance(node, ast.IfExp):
         return constant(node.body, module, depth + 1) and constant(node.orelse, module, depth + 1)
     if isinstance(node, ast.Subscript):
-        return constant(node.value, module, depth + 1)
+        named = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        return not named and constant(node.value, module, depth + 1)  # graph.data["h"] is no x.data
     if isinstance(node, ast.Call):
         return _constant_call(node, module, depth + 1)
     if key_of(node):
@@ -184,10 +185,23 @@ def _constant_name(node: ast.AST, module: Module, depth: int) -> bool:
         return klass is not None and (_buffered(klass, last, module) or _typed(klass, last))
     scope = module.function(node)
     if not isinstance(scope, ast.Module) and has_argument(scope, key):
-        return _number_argument(scope, key) or bool(_COUNTS.search(last))
+        return _number_argument(scope, key) or bool(_COUNTS.search(last)) or _given_constants(scope, key, module, depth)
     if _loop_number(node, module):
         return True
     return bool(_COUNTS.search(last)) and not module.flow.bindings(scope, key)
+
+
+def _given_constants(scope: ast.AST, key: str, module: Module, depth: int) -> bool:
+    """An argument for which every call in the file gives a constant: ``sinc(t)`` of a window, with t a linspace."""
+    calls = callers_of(scope, module) if isinstance(scope, ast.FunctionDef) else []
+    if not calls or depth > 6 or module.klass(scope) is not None:
+        return False
+    place = [a.arg for a in scope.args.args].index(key) if key in [a.arg for a in scope.args.args] else -1
+    given = [
+        next((k.value for k in c.keywords if k.arg == key), c.args[place] if 0 <= place < len(c.args) else None)
+        for c in calls
+    ]
+    return all(g is not None and constant(g, module, depth + 3) for g in given)
 
 
 def _number_argument(scope: ast.AST, key: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from .flow import key_of
-from .values import called_last, cores, made_of
+from .values import called_last, cores, made_of, unpacked
 
 if TYPE_CHECKING:
     from .source import Module
@@ -19,9 +19,10 @@ _LENGTHS = re.compile(
     r"decoder_masks?|lens|lengths?|\w*_lengths?|\w*_lens|[iox]lens?|key_masks?|feats_masks?|node_masks?|caption\w*masks?\w*|conditioning_masks?|prompt\w*masks?)$",
     re.I,
 )
+_OF_LENGTHS = re.compile(r"mask_from_lens|mask_from_lengths|len(gth)?s?_to_masks?|sequence_mask|(^|_)len(gth)?s$", re.I)
 _CHOICE = re.compile(
     r"label|target|ignore|loss_mask|(^|_)(pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
-    r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|active|assist\w*|hard|obj|weights?)(_|$)",
+    r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|assist\w*|hard|obj|weights?)(_|$)",
     re.I,
 )
 _CAUSAL = re.compile(r"causal|tril|triu|subsequent|future|look_?ahead|triangular|autoregressive", re.I)
@@ -52,6 +53,11 @@ def _about_form(node: ast.AST, module: Module) -> bool:
 
 def is_padding(mask: ast.expr, module: Module) -> bool:
     """Whether a mask only leaves padding out: made from lengths, or called so, and nothing else chosen by it."""
+    made = cores(mask, module)
+    names = [called_last(m, module) if isinstance(m, ast.Call) else key_of(m).rpartition(".")[2] for m in made]
+    names += [name for m in made for part in ast.walk(m) if key_of(part) for name in unpacked(part, module)]
+    if any(_OF_LENGTHS.search(n) for n in names):
+        return True  # whatever it is called, it was made from lengths
     text = words(mask, module)
     return any(_LENGTHS.search(w) for w in text) and not any(_CHOICE.search(w) for w in text)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import has_argument, key_of
+from ..flow import key_of
 from ..guards import changed_in_place, checked, guarded
 from ..masks import is_padding, words
 from ..numerics import boolean, division, named_mask, summed
@@ -29,6 +29,7 @@ _POSITIVE = {
     "ones",
     "ones_like",
     "gumbel_softmax",
+    "one_hot",
     "topk",
     "relu",
     "rand",
@@ -38,7 +39,7 @@ _ROUTING = re.compile(
 )
 _CHOSEN = re.compile(
     r"label|target|ignore|loss_mask|_true$|(^|_)(y|pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
-    r"response\w*|action\w*|assist\w*|hard|obj|matched|gt)(_|$)",
+    r"response\w*|action\w*|assist\w*|hard|obj|matched|gt|visib\w*|vis|present|exists?|events?|annotated|supervised)(_|$)",
     re.I,
 )
 _TOKENS = re.compile(r"cross_entropy|nll_loss|log_?probs?$|log_?ps?$|logsoftmax|log_softmax", re.I)
@@ -84,22 +85,13 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
 
 def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module) -> bool:
     """Whether something says that nothing may be left: labels, positives, valid places; the tokens of a loss."""
+    if not boolean(mask, module) and _weights(numerator, {key_of(t) for t in trail(mask, module)} - {""}, module):
+        return False  # the mask itself is scaled: nothing learned is behind it
     losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
     if losses and any(_CHOSEN.search(w) for w in words(mask, module)):
         return True
-    parts = list(made_of(numerator, module, limit=120))
-    if losses and any(isinstance(c, ast.Call) and _TOKENS.search(called_last(c, module)) for c in parts):
-        return True
-    at = core(mask, module)
-    handed = isinstance(at, ast.Name) and has_argument(module.function(at), at.id)
-    # of patches or frames, which a regression is about, a fixed share is masked
-    return handed and in_loss(node, module) and not any(_regresses(p, module) for p in parts)
-
-
-def _regresses(part: ast.AST, module: Module) -> bool:
-    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow):
-        return True
-    return isinstance(part, ast.Call) and called_last(part, module) in ("mse_loss", "l1_loss", "abs", "square", "pow")
+    parts = made_of(numerator, module, limit=120)
+    return losses and any(isinstance(c, ast.Call) and _TOKENS.search(called_last(c, module)) for c in parts)
 
 
 def _stored(node: ast.AST, module: Module) -> list[str]:
