@@ -193,7 +193,9 @@ def _constant_name(node: ast.AST, module: Module, depth: int) -> bool:
 
 def _given_constants(scope: ast.AST, key: str, module: Module, depth: int) -> bool:
     """An argument for which every call in the file gives a constant: ``sinc(t)`` of a window, with t a linspace."""
-    calls = callers_of(scope, module) if isinstance(scope, ast.FunctionDef) else []
+    if not isinstance(scope, ast.FunctionDef):
+        return False
+    calls = callers_of(scope, module)
     if not calls or depth > 6 or module.klass(scope) is not None:
         return False
     place = [a.arg for a in scope.args.args].index(key) if key in [a.arg for a in scope.args.args] else -1

@@ -117,7 +117,7 @@ def boolean(node: ast.expr, module: Module, depth: int = 0) -> bool:
 
 
 def shifted(node: ast.expr, module: Module) -> bool:
-    """Whether an exponential of it is safe: the largest value was subtracted, ``x - x.max(…)``, or log-probabilities."""
+    """Whether its exponential is safe: the largest value was subtracted, ``x - x.max(…)``, or log-probabilities."""
     for part in made_of(node, module, limit=200):
         found = operation(part, module)
         if found is not None and found.name == "sub" and found.args:

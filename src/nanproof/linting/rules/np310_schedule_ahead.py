@@ -15,14 +15,18 @@ _SCHEDULER = re.compile(r"sched|warm_?up|annealing", re.I)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
+def _scheduler(node: ast.AST, module: Module) -> str:
+    return module.receiver(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
 def _loop(node: ast.AST, module: Module) -> ast.AST | None:
     return next((p for p in module.parents(node) if isinstance(p, _LOOPS)), None)
 
 
-def _find(node: ast.Call, module: Module) -> Iterator[Hit]:
+def _find(node: ast.AST, module: Module) -> Iterator[Hit]:
     """``scheduler.step()`` behind ``scaler.step(optimizer)``, in the same innermost loop."""
     loop = _loop(node, module)
-    if loop is None or not _SCHEDULER.search(module.receiver(node).rpartition(".")[2]):
+    if loop is None or not isinstance(node, ast.Call) or not _SCHEDULER.search(_scheduler(node, module)):
         return
     for call in module.calls("step"):
         on = call.func.value if isinstance(call.func, ast.Attribute) else call.func
@@ -45,11 +49,15 @@ def _off(hit: Hit) -> bool:
 RULE = Rule(
     code="NP310",
     name="schedule-ahead-of-steps",
-    what="Finds `scheduler.step()` once per batch behind `scaler.step(optimizer)`, where nothing asks whether the scaler "
-    "has skipped the step.",
-    why="A GradScaler begins at 65,536 and skips `optimizer.step()` until the gradients fit: often the first steps, which "
-    "are the smallest ones of a warm-up. The schedule is then ahead of the training, `OneCycleLR` raises at its end, and "
-    "torch warns that `lr_scheduler.step()` came before `optimizer.step()`.",
+    what="""
+Finds `scheduler.step()` once per batch behind `scaler.step(optimizer)`, where nothing asks whether the scaler has
+skipped the step.
+""",
+    why="""
+A GradScaler begins at 65,536 and skips `optimizer.step()` until the gradients fit: often the first steps, which are the
+smallest ones of a warm-up. The schedule is then ahead of the training, and torch warns that `lr_scheduler.step()` came
+before `optimizer.step()`.
+""",
     bad="""
 def train(model, loader, optimizer, scheduler, criterion):
     scaler = torch.amp.GradScaler("cuda")
@@ -83,7 +91,7 @@ def train(model, loader, optimizer, scheduler, criterion):
     match=Match(_find, (ast.Call,), frozenset({"step"})),
     unless=(in_test, _told, _off),
     message=lambda h: (
-        f"`{h.module.receiver(h.node)}.step()` also runs when the GradScaler has skipped the optimizer's step"
+        f"`{_scheduler(h.node, h.module)}.step()` also runs when the GradScaler has skipped the optimizer's step"
     ),
     help="step the schedule only if scaler.get_scale() has not shrunk in scaler.update()",
 )
