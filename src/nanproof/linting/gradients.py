@@ -52,6 +52,8 @@ def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
         return True
     if any(_silent_class(p, module) for p in module.parents(node) if isinstance(p, ast.ClassDef)):
         return True
+    if _of_arrays(node, module):
+        return True
     for function in enclosing(node, module):
         if function in seen or len(seen) > 6:
             continue
@@ -61,6 +63,21 @@ def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
         if callers and all(_gradless(c, module, seen | {function}) for c in callers):
             return True
     return False
+
+
+def _of_arrays(node: ast.AST, module: Module) -> bool:
+    """In a function that calls NumPy and nothing of torch: it works on arrays."""
+    if "numpy" not in module.aliases.values():
+        return False
+    kept = vars(module)  # with the module, so that it goes when the module goes
+    if "roots" not in kept:
+        roots: dict[ast.AST, set[str]] = {}
+        for call in module.nodes(ast.Call):
+            roots.setdefault(module.function(call), set()).add(module.called(call).partition(".")[0])
+        kept["roots"] = roots
+    scope = module.function(node)
+    found = kept["roots"].get(scope, set())
+    return scope is not module.tree and "numpy" in found and "torch" not in found
 
 
 def _not_training(node: ast.AST, module: Module) -> bool:

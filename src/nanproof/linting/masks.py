@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _LENGTHS = re.compile(
     r"(^|_)(sequence_mask|seq_masks?|lengths?(_to)?_masks?|len_masks?|make_(non_)?(pad|src|tgt)\w*masks?|"
     r"get_mask_from_lengths|\w*padding_masks?|pad(ding|ded)?_masks?|\w*pad_masks?|non_?pad\w*|attention_masks?|attn_masks?|"
-    r"src_masks?|tgt_masks?|[xyzqk]_masks?|kv_masks?|query_masks?|padding|pad|padded|mels?_masks?|text_masks?|input_masks?|token_masks?|frame_masks?|encoder_masks?|"
+    r"src_masks?|tgt_masks?|[xyzqk]_masks?|kv_masks?|query_masks?|padding|pad|padded|mels?_masks?|text_masks?|input_masks?|traj_masks?|token_masks?|frame_masks?|encoder_masks?|"
     r"decoder_masks?|lens|lengths?|\w*_lengths?|\w*_lens|[iox]lens?|key_masks?|feats_masks?|node_masks?|caption\w*masks?\w*|conditioning_masks?|prompt\w*masks?)$",
     re.I,
 )
@@ -25,6 +25,12 @@ _CHOICE = re.compile(
     r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|assist\w*|hard|obj|weights?)(_|$)",
     re.I,
 )
+CHOSEN = re.compile(
+    r"label|target|ignore|loss_mask|_true$|(^|_)(y|pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
+    r"response\w*|action\w*|assist\w*|hard|obj|matched|gt|visib\w*|vis|present|exists?|events?|annotated|supervised)(_|$)",
+    re.I,
+)
+"""Names of what may keep nothing in a batch: labels, positives, valid places."""
 _CAUSAL = re.compile(r"causal|tril|triu|subsequent|future|look_?ahead|triangular|autoregressive", re.I)
 _JOINS = (ast.BitAnd, ast.BitOr, ast.Mult)
 

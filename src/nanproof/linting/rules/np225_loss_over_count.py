@@ -7,7 +7,9 @@ import re
 
 from ..flow import key_of
 from ..guards import guarded
+from ..masks import CHOSEN, words
 from ..matching import Hit, asked, of_loss, quotient, reported, training
+from ..numerics import summed
 from ..rule import Rule
 from ..values import cores, number, trail
 
@@ -26,6 +28,12 @@ def _count(hit: Hit) -> ast.expr | None:
         if _COUNT.search(key_of(one)) and not key_of(one).startswith("self."):
             return one
     return None
+
+
+def _of_weights(hit: Hit) -> bool:
+    """A sum of something that is not called labels, positives or valid places."""
+    mask = summed(hit.operand, hit.module)
+    return mask is not None and not any(CHOSEN.search(w) for w in words(mask, hit.module))
 
 
 def _bounded(hit: Hit) -> bool:
@@ -67,6 +75,7 @@ def lm_loss(logits, labels, num_label_tokens):
     match=quotient().of(_count),
     where=training,
     unless=(lambda h: not of_loss(h), lambda h: guarded(h.operand, h.module), reported, asked, _bounded),
+    doubt=(_of_weights,),
     message=lambda h: f"the loss is 0 / 0 = NaN for a batch in which {h.said('the count')} is 0",
     help="divide by at least 1: max(n, 1), or n.clamp(min=1) if it is a tensor",
     about=lambda h: h.node,
