@@ -37,13 +37,13 @@ _JOINS = (ast.BitAnd, ast.BitOr, ast.Mult)
 
 def words(mask: ast.expr, module: Module) -> list[str]:
     """The names that a mask is made of, and the functions that made it."""
-    parts = [n for n in made_of(mask, module, limit=80) if not _about_form(n, module)]
+    parts = [n for n in made_of(mask, module, limit=36) if not _about_form(n, module)]
     found = [key_of(n).rpartition(".")[2] or getattr(n, "attr", "") for n in parts]
     calls = [n for n in parts if isinstance(n, ast.Call) and module.operation(n) is None]
     found += [called_last(n, module) for n in calls]
     found += [
         str(n.slice.value)
-        for n in made_of(mask, module, limit=80)
+        for n in made_of(mask, module, limit=36)
         if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)
     ]
     return [w for w in found if w]
