@@ -13,7 +13,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes loops portability pages versions wheel docs release-check setup clean pictures foresight
+.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes loops heal portability pages versions wheel docs release-check setup clean pictures foresight
 
 help:
 	@echo "make demo   set up and run the story: a training run dies, one command finds its cure, the cured run trains"
@@ -34,6 +34,7 @@ help:
 	@echo "make soak   100,000 guarded steps with rare faults"
 	@echo "make spikes healthy runs of many kinds: how often the guard would veto a step of them; writes docs/guard.md"
 	@echo "make loops  training loops of many shapes, bare and under nanproof run; writes docs/run.md"
+	@echo "make heal   train the four originals with --heal on ten seeds; writes docs/heal.md"
 	@echo "make foresight  runs that die and healthy ones: how early a warning comes, and how often wrongly; writes docs/foresight.md"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make release-check  wheel, sdist, metadata, README, versions, import without torch"
@@ -106,6 +107,9 @@ soak: $(READY)
 
 loops: $(READY)
 	$(BIN)/python scripts/run_table.py --write
+
+heal: $(READY)
+	$(BIN)/python scripts/heal_table.py
 
 spikes: $(READY)
 	$(BIN)/python scripts/spikes.py

@@ -36,6 +36,7 @@ class Size:
     width: int
     vocabulary: int
     max_norm: float
+    layers: int = LAYERS
 
 
 FULL = Size(width=256, vocabulary=8192, max_norm=1.0)
@@ -66,7 +67,7 @@ class Transformer(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(size.vocabulary, size.width), nn.Embedding(CONTEXT, size.width)
-        self.blocks = nn.Sequential(*(Block(size.width) for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(Block(size.width) for _ in range(size.layers)))
         self.norm = nn.LayerNorm(size.width)
         for p in self.parameters():
             if p.dim() > 1:

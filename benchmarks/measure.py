@@ -1,7 +1,7 @@
 """Measuring side by side: variants take turns in one run, and only ratios come out.
 
 Every round runs each variant once, in shuffled order, and gives one ratio for each pair; a median over many rounds
-does not care about the few that a neighbour on the machine disturbed. Time is the CPU time of this process, so
+does not care about the few that a neighbor on the machine disturbed. Time is the CPU time of this process, so
 waiting for a core is not counted.
 """
 

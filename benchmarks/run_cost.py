@@ -131,7 +131,7 @@ class Worker:
 
 
 GENERATIONS = 6
-"""How often all processes are started anew: where one happens to lie in memory makes it faster or slower."""
+"""How often all processes are started again: where one happens to lie in memory makes it faster or slower."""
 
 
 def measure_both(seconds: float = 15.0, warmup: int = STEPS_BEFORE, generations: int = GENERATIONS) -> str:

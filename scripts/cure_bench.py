@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
+    args.out = args.out.absolute()
     for split in ("tune", "held") if args.split is None and not args.write else [args.split] if args.split else []:
         for program in sorted((PROGRAMS / split).iterdir()):
             if not (program / "train.py").exists() or (args.only and program.name not in args.only):

@@ -53,7 +53,7 @@ def main() -> int:
         parts = [subprocess.Popen([*words, str(n)], env={**os.environ, "OMP_NUM_THREADS": "1"}) for n in range(2)]
         codes = [part.wait() for part in parts]
         if any(codes):
-            print("error: a training failed, see above. Next: mend it and run this again; what is done stays")
+            print("error: a training failed, see above. Next: fix it and run this again; what is done stays")
             return 2
     runs = [judge(r) for r in load(given.out)]
     text = report(runs)

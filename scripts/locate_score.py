@@ -1,4 +1,4 @@
-"""Score on the labelled set: how often nanproof and its peers name the line that broke the step.
+"""Score on the labeled set: how often nanproof and its peers name the line that broke the step.
 
     python scripts/locate_score.py                  # each program, expected and got, then the table
     python scripts/locate_score.py --only log       # programs whose name contains "log"

@@ -251,7 +251,7 @@ def is_finite(state: State) -> bool:
 
 
 def score(train: Callable[[], State], clean: State) -> str:
-    """One cell: what became of a run."""
+    """One cell: how a run ended."""
     try:
         state = train()
     except GuardStop:

@@ -1,4 +1,4 @@
-"""The pictures of docs/images, made anew from real trainings: python scripts/pictures.py
+"""The pictures of docs/images, taken of real trainings: python scripts/pictures.py
 
 Trains a small model twice under the guard (once with bad data), once without it until it dies, and looks at the folder
 with `nanproof watch`: in headless Chromium, and in the terminal as rich draws it.

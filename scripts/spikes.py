@@ -44,7 +44,7 @@ def main() -> int:
     parts = [subprocess.Popen([*words, str(n)]) for n in range(2)]
     codes = [part.wait() for part in parts]
     if any(codes):
-        print("error: a training failed, see above. Next: mend it and run this again; what is done stays")
+        print("error: a training failed, see above. Next: fix it and run this again; what is done stays")
         return 2
     families = sorted({HEALTHY[i].family for i in chosen})
     rows, total, false, by_loss, missed, spikes = [], 0, 0, 0, 0, 0

@@ -1,9 +1,10 @@
 """Runs the tests that depend on torch under the oldest, a middle and the newest torch, and writes docs/versions.md.
 
 python scripts/versions.py                     # what `make versions` does
-python scripts/versions.py 2.6.0 --keep .envs  # one version, in an environment that is kept for the next time
+python scripts/versions.py 2.7.0 --keep .envs  # one version, in an environment that is kept for the next time
 
-Each version gets an environment of its own, thrown away at the end. The wheels come from the package index, CUDA
+Each version gets an environment of its own, thrown away at the end; its row stays in runs/versions, and the page is
+written when there is a row for each. The wheels come from the package index, CUDA
 builds all of them; on a machine without a GPU they show that such a build works there.
 """
 
@@ -20,14 +21,16 @@ import venv
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from nanproof.files import write_atomic
+from nanproof.files import make_folder, write_atomic
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "versions.md"
-VERSIONS = ("2.6.0", "2.10.0", "2.15.0")
+ROWS = ROOT / "runs" / "versions"
+VERSIONS = ("2.7.0", "2.10.0", "2.15.0")
 """The oldest that pyproject.toml claims, one between, and the newest."""
-ROOMS = tuple(r for r in ("ops", "guard", "locate", "locating", "run", "checkpoint") if (ROOT / "tests" / r).is_dir())
+ROOMS = ("ops", "guard", "locating", "run", "checkpoint")
 TESTS_NEED = (
     "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "jsonschema", "filelock", "setuptools<82",
     "tensorboard", "wandb", "mlflow-skinny", "sqlalchemy", "alembic", "trackio",  # that the guard writes to
@@ -50,14 +53,18 @@ def main() -> int:
         print(f"error: pyproject.toml claims {claimed}. Next: make it the first of VERSIONS in {__file__}")
         return 2
     with tempfile.TemporaryDirectory(prefix="nanproof-versions-") as scratch:
-        rows = [check(version, given.keep or Path(scratch), Path(scratch)) for version in given.versions]
-    if tuple(given.versions) == VERSIONS:
+        for version in given.versions:
+            row = check(version, given.keep or Path(scratch), Path(scratch))
+            print(f"torch {row['torch']}: {count(row)}", flush=True)
+            make_folder(ROWS)
+            write_atomic(ROWS / f"{version}.json", json.dumps(row))
+    rows = [json.loads(file.read_text()) for v in VERSIONS if (file := ROWS / f"{v}.json").exists()]
+    if len(rows) == len(VERSIONS):
         write_atomic(PAGE, make_page(rows))
-    print("\n".join(f"torch {row['torch']}: {count(row)}" for row in rows))
     return int(any(row["failed"] for row in rows))
 
 
-def check(version: str, folder: Path, scratch: Path) -> dict[str, object]:
+def check(version: str, folder: Path, scratch: Path) -> dict[str, Any]:
     """Build an environment with this torch and run the tests in it."""
     python = build(version, folder.resolve(), scratch)
     print(f"torch {version}: testing", flush=True)
@@ -65,7 +72,7 @@ def check(version: str, folder: Path, scratch: Path) -> dict[str, object]:
     tests = [f"tests/{room}" for room in ROOMS]
     words = ["-m", "pytest", *tests, "-q", "-n", "2", "-p", "no:cacheprovider", f"--junitxml={report}"]
     subprocess.run([python, *words], cwd=ROOT, check=False)
-    about: dict[str, object] = json.loads(subprocess.check_output([python, "-c", ABOUT], text=True))
+    about: dict[str, Any] = json.loads(subprocess.check_output([python, "-c", ABOUT], text=True))
     passed: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     failed = []
@@ -93,19 +100,16 @@ def build(version: str, folder: Path, scratch: Path) -> str:
     return python
 
 
-def count(row: dict[str, object]) -> str:
-    passed, skipped, failed = row["passed"], row["skipped"], row["failed"]
-    assert isinstance(passed, Counter)
-    assert isinstance(skipped, Counter)
-    assert isinstance(failed, list)
-    return f"{passed.total()} passed, {skipped.total()} skipped, {len(failed)} failed"
+def count(row: dict[str, Any]) -> str:
+    passed, skipped = (sum(row[kind].values()) for kind in ("passed", "skipped"))
+    return f"{passed} passed, {skipped} skipped, {len(row['failed'])} failed"
 
 
-def make_page(rows: list[dict[str, object]]) -> str:
+def make_page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Versions",
         "",
-        "nanproof needs Python 3.11 or newer and torch 2.6 or newer. `make versions` installs the oldest torch, one",
+        "nanproof needs Python 3.11 or newer and torch 2.7 or newer. `make versions` installs the oldest torch, one",
         "between and the newest, each in an environment of its own, runs the tests that depend on torch",
         f"({', '.join(f'`tests/{room}`' for room in ROOMS)}), and writes this page. A test is skipped where that torch",
         "does not have what it tests (an optimizer, a float format).",
@@ -115,13 +119,9 @@ def make_page(rows: list[dict[str, object]]) -> str:
     ]
     failures: list[str] = []
     for row in rows:
-        passed, skipped, failed = row["passed"], row["skipped"], row["failed"]
-        assert isinstance(passed, Counter)
-        assert isinstance(skipped, Counter)
-        assert isinstance(failed, list)
-        rooms = " | ".join(str(passed[room]) for room in ROOMS)
-        gpu = "yes" if row["gpu"] else "none"
-        lines.append(f"| {row['torch']} | {row['python']} | {gpu} | {rooms} | {skipped.total()} | {len(failed)} |")
+        rooms = " | ".join(str(row["passed"].get(room, 0)) for room in ROOMS)
+        gpu, skipped, failed = "yes" if row["gpu"] else "none", sum(row["skipped"].values()), row["failed"]
+        lines.append(f"| {row['torch']} | {row['python']} | {gpu} | {rooms} | {skipped} | {len(failed)} |")
         failures += [f"- torch {row['torch']}: `{name}`" for name in failed]
     if failures:
         lines += ["", "## Failed", "", *failures]

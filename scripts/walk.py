@@ -76,7 +76,7 @@ def line_of(path: Path, name: str) -> int:
     for part in name.split("."):
         node = next((n for n in found if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == part), None)
         if node is None:
-            raise SystemExit(f"error: {path.relative_to(ROOT)} has no {name}. Next: mend HOPS in scripts/walk.py")
+            raise SystemExit(f"error: {path.relative_to(ROOT)} has no {name}. Next: fix HOPS in scripts/walk.py")
         found = getattr(node, "body", [])
     assert node is not None
     return node.lineno

@@ -79,7 +79,7 @@ def test_verbs_and_options_named_in_the_text_exist(page: Path) -> None:
 
 
 def test_a_wrong_command_is_noticed() -> None:
-    assert complaint(["mend", "."]) == "there is no verb mend"
+    assert complaint(["heel", "."]) == "there is no verb heel"
     assert "No such option" in complaint(["scan", "--no-such-option", "x"])
     assert complaint(["scan", "no/such/folder"]) == ""
 
@@ -98,7 +98,7 @@ def sessions(page: Path) -> list[str]:
 def test_sessions_show_what_happens() -> None:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     for page in PAGES:
-        session = "\n".join(sessions(page))  # one goes on where the last one ended
+        session = "\n".join(sessions(page))  # one continues where the last one ended
         test = doctest.DocTestParser().get_doctest(session, {}, page.name, str(page), 0)
         said: list[str] = []
         doctest.DocTestRunner(optionflags=flags).run(test, out=said.append)

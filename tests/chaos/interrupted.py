@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure  # noqa: F401  here, not in every child anew
+import matplotlib.figure  # noqa: F401  here, not again in every child
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict
@@ -52,7 +52,7 @@ class Writer:
     """Returns what must be the same whatever the disk does; empty where that is nothing."""
     read: Callable[[Path], Any]
     between: Callable[[Any, Any, Any], bool] = lambda left, old, new: left in (old, new)
-    anew: bool = False
+    fresh: bool = False
     """Whether each attempt prepares its own start, because what is prepared knows where it stands."""
 
 
@@ -225,7 +225,7 @@ def _bad_checkpoint(home: Path) -> None:
 
 def _repair(home: Path) -> str:
     (checkpoint,) = discover([home / "bad.pt"])
-    repair(checkpoint, scan(home / "bad.pt"), home / "mended.pt")
+    repair(checkpoint, scan(home / "bad.pt"), home / "repaired.pt")
     return ""
 
 
@@ -265,7 +265,7 @@ WRITERS = {
         Writer(name="sharded checkpoint", prepare=_nothing, write=_save_sharded, read=_shards),
         Writer(name="incident and log", prepare=_nothing, write=_train, read=_run_folder, between=_lines_and_incidents),
         Writer(name="journal", prepare=_plant, write=_apply, read=_sources),
-        Writer(name="undo", prepare=_applied, write=_undo, read=_sources, anew=True),
+        Writer(name="undo", prepare=_applied, write=_undo, read=_sources, fresh=True),
         Writer(name="log", prepare=_started_log, write=_append, read=_log_lines, between=_prefix),
         Writer(name="report", prepare=_old_report, write=_report, read=_contents, between=_each_old_or_new),
         Writer(name="repair", prepare=_bad_checkpoint, write=_repair, read=_contents),
@@ -364,7 +364,7 @@ class Stage:
     def _fresh(self) -> Path:
         """A place that looks like the start."""
         home = self._folder / str(next(self._count))
-        if self.writer.anew:
+        if self.writer.fresh:
             home.mkdir()
             self.writer.prepare(home)
         else:

@@ -370,7 +370,7 @@ def train_pipeline(
     loop = attach(part, optimizer, policy=policy) if watched else None
     now: list[Fault | None] = [None]
 
-    def hurt(gradient: Tensor) -> Tensor:
+    def poison(gradient: Tensor) -> Tensor:
         fault = now[0]
         if fault is None or fault.site != "gradient" or rank not in fault.ranks:
             return gradient
@@ -378,7 +378,7 @@ def train_pipeline(
         broken.view(-1)[0] = fault.value
         return broken
 
-    next(part.parameters()).register_hook(hurt)
+    next(part.parameters()).register_hook(poison)
     log = []
     for (micro,) in windows:
         assert micro is not None

@@ -39,7 +39,7 @@ def _serve(rank: int, world: int, store: str, orders: Connection) -> None:
 
 
 class Workers:
-    """A crew of ranks; after a failure it is replaced, so that one trial cannot spoil the next.
+    """Processes, one for each rank; after a failure they are replaced, so that one trial cannot spoil the next.
 
     with Workers(deadline=10) as workers:
         workers.run(work, "an argument")   # [work(0, "an argument"), work(1, "an argument")]

@@ -123,7 +123,8 @@ def test_ordinary_names_exist_in_the_libraries_that_are_here() -> None:
             getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError):
             gone.append(name)
-    assert gone == []
+    assert set(gone) <= {"torch.float4_e2m1fn_x2"}  # since torch 2.8
+    assert not (gone and hasattr(torch, "float4_e2m1fn_x2"))
 
 
 def _objects() -> dict[str, Any]:

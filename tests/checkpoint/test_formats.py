@@ -160,6 +160,7 @@ def test_every_float_format(dtype: torch.dtype, way: str, tmp_path: Path) -> Non
     assert (facts.nan, facts.first_bad, f"torch.{report['bad'].dtype}") == (1, (40, 2), str(dtype))
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="since torch 2.8")
 def test_fp4_and_integers_are_not_called_finite_by_mistake(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"packed": torch.randint(0, 255, (8, 8), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, path)
@@ -170,11 +171,11 @@ def test_fp4_and_integers_are_not_called_finite_by_mistake(tmp_path: Path) -> No
     assert report.health == "suspect"
 
 
-def test_quantised_scales_are_scanned(tmp_path: Path) -> None:
+def test_quantized_scales_are_scanned(tmp_path: Path) -> None:
     scales = torch.ones(4, dtype=torch.float64)
     scales[2] = NAN
-    quantised = torch.quantize_per_channel(torch.randn(4, 4), torch.ones(4), torch.zeros(4), 0, torch.qint8)
-    torch.save({"w": quantised}, tmp_path / "good.pt")
+    quantized = torch.quantize_per_channel(torch.randn(4, 4), torch.ones(4), torch.zeros(4), 0, torch.qint8)
+    torch.save({"w": quantized}, tmp_path / "good.pt")
     report = {t.name: t for t in scan(tmp_path / "good.pt")}
     assert report["w"].state == "not applicable"
     assert report["w.quantizer.1"].state == "finite"

@@ -18,7 +18,7 @@ from nanproof.checkpoint.repair import Repair, repair
 from nanproof.errors import UsageError
 
 
-def mend(path: Path, out: Path, against: Path | None = None) -> Repair:
+def repaired(path: Path, out: Path, against: Path | None = None) -> Repair:
     (checkpoint,) = discover([path])
     reference = discover([against])[0] if against else None
     return repair(checkpoint, scan(path), out, reference)
@@ -39,7 +39,7 @@ def test_buffers_moments_and_scale(legacy: bool, tmp_path: Path) -> None:
     state["optimizer"]["state"][4]["exp_avg"][0, 0] = INF
     torch.save(state, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
     before = digest(tmp_path / "a.pt")
-    result = mend(tmp_path / "a.pt", tmp_path / "b.pt")
+    result = repaired(tmp_path / "a.pt", tmp_path / "b.pt")
     assert result.refused == ""
     assert digest(tmp_path / "a.pt") == before
     assert scan(tmp_path / "b.pt").health == "suspect"  # finite; the fresh state counts its steps from 0
@@ -79,7 +79,7 @@ def test_buffers_come_from_the_reference(tmp_path: Path) -> None:
     bad = writers.training_state()
     bad["model"]["1.running_mean"][:] = NAN
     torch.save(bad, tmp_path / "bad.pt")
-    result = mend(tmp_path / "bad.pt", tmp_path / "out.pt", tmp_path / "good.pt")
+    result = repaired(tmp_path / "bad.pt", tmp_path / "out.pt", tmp_path / "good.pt")
     fixed = torch.load(tmp_path / "out.pt")
     assert torch.equal(fixed["model"]["1.running_mean"], good["model"]["1.running_mean"])
     assert "taken from good.pt" in result.done[0]
@@ -90,7 +90,7 @@ def test_a_lost_average_restarts_from_its_parameter(tmp_path: Path) -> None:
     ema = w.clone()
     ema[0, 0] = NAN
     torch.save({"model": {"w": w}, "ema": {"w": ema}}, tmp_path / "a.pt")
-    assert mend(tmp_path / "a.pt", tmp_path / "b.pt").done == ("ema.w: restarted from model.w",)
+    assert repaired(tmp_path / "a.pt", tmp_path / "b.pt").done == ("ema.w: restarted from model.w",)
     assert torch.equal(torch.load(tmp_path / "b.pt")["ema"]["w"], w)
 
 
@@ -98,7 +98,7 @@ def test_safetensors(tmp_path: Path) -> None:
     state = {k: v.contiguous() for k, v in writers.trained()[0].state_dict().items()}
     state["1.running_mean"][0] = NAN
     save_file(state, tmp_path / "a.safetensors", metadata={"format": "pt"})
-    mend(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    repaired(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     fixed = load_file(tmp_path / "b.safetensors")
     assert fixed["1.running_mean"].abs().sum() == 0
     assert torch.equal(fixed["4.weight"], state["4.weight"])
@@ -114,7 +114,7 @@ def test_folders_are_copied_whole(tmp_path: Path) -> None:
     state = load_file(folder / "model.safetensors")
     state["1.running_var"][0] = INF
     save_file(state, folder / "model.safetensors")
-    mend(folder, tmp_path / "fixed")
+    repaired(folder, tmp_path / "fixed")
     assert {p.name for p in folder.iterdir()} == {p.name for p in (tmp_path / "fixed").iterdir()}
     assert digest(folder / "optimizer.bin") == digest(tmp_path / "fixed" / "optimizer.bin")
     assert scan(tmp_path / "fixed").health == "healthy"
@@ -128,7 +128,7 @@ def test_dcp_blobs_get_their_checksums_back(tmp_path: Path) -> None:
     state["model"]["1.running_mean"][0] = NAN
     dcp.save({"model": state["model"]}, checkpoint_id=str(tmp_path / "a"), no_dist=True)
     assert scan(tmp_path / "a").repairable
-    mend(tmp_path / "a", tmp_path / "b")
+    repaired(tmp_path / "a", tmp_path / "b")
     assert scan(tmp_path / "b").health == "healthy"
     fresh = {"model": writers.small_model().state_dict()}
     dcp.load(fresh, checkpoint_id=str(tmp_path / "b"), no_dist=True)
@@ -141,7 +141,7 @@ def test_lost_weights_are_not_invented(tmp_path: Path) -> None:
     state["model"]["4.weight"][0, 0] = NAN
     torch.save(state, tmp_path / "a.pt")
     torch.save(writers.training_state(), tmp_path / "good.pt")
-    result = mend(tmp_path / "a.pt", tmp_path / "b.pt", tmp_path / "good.pt")
+    result = repaired(tmp_path / "a.pt", tmp_path / "b.pt", tmp_path / "good.pt")
     assert result.refused == "model.4.weight is lost, and only training can make it; go back to a healthy checkpoint"
     assert not (tmp_path / "b.pt").exists()
 
@@ -152,11 +152,11 @@ def test_master_weights_of_deepspeed_are_not_zeroed(tmp_path: Path) -> None:
     state = torch.load(path)
     state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0][3] = NAN
     torch.save(state, path)
-    assert "is lost" in mend(folder, tmp_path / "out").refused
+    assert "is lost" in repaired(folder, tmp_path / "out").refused
 
 
 def test_nothing_to_repair_and_nothing_overwritten(tmp_path: Path) -> None:
     torch.save(writers.training_state(), tmp_path / "a.pt")
-    assert "it is healthy" in mend(tmp_path / "a.pt", tmp_path / "b.pt").refused
+    assert "it is healthy" in repaired(tmp_path / "a.pt", tmp_path / "b.pt").refused
     with pytest.raises(UsageError, match="exists already"):
-        mend(tmp_path / "a.pt", tmp_path / "a.pt")
+        repaired(tmp_path / "a.pt", tmp_path / "a.pt")

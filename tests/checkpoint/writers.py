@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+
+from support.ranks import on_ranks
 
 NAN, INF = float("nan"), float("inf")
 
@@ -61,6 +61,7 @@ def series(folder: Path, healths: str) -> Path:
 
 def hf_trainer(folder: Path, **arguments: Any) -> Path:
     """checkpoint-2 and checkpoint-4, written by transformers.Trainer."""
+    pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -89,6 +90,7 @@ def hf_trainer(folder: Path, **arguments: Any) -> Path:
 
 def lightning_ckpt(folder: Path) -> Path:
     """A checkpoint written by Lightning's Trainer, with EarlyStopping, whose best score is Inf at first."""
+    pytest.importorskip("lightning")
     import lightning as L
     from lightning.pytorch.callbacks import EarlyStopping
 
@@ -126,6 +128,7 @@ def lightning_ckpt(folder: Path) -> Path:
 
 def accelerate_state(folder: Path) -> Path:
     """A folder written by accelerate's save_state."""
+    pytest.importorskip("accelerate")
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -135,51 +138,32 @@ def accelerate_state(folder: Path) -> Path:
     return folder
 
 
-_FSDP = """
-    import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+def dcp_folder(folder: Path, *, bad: bool = False) -> Path:
+    """A DCP folder written under FSDP2 by two ranks; ``bad`` puts a NaN into rank 1's shard."""
+    on_ranks(_write_dcp, str(folder), bad)
+    return folder
+
+
+def _write_dcp(rank: int, folder: str, bad: bool) -> None:
+    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.fsdp import fully_shard
-    from torch import nn
 
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     for layer in model:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    for step in range(2):
+    for _ in range(2):
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    if len(sys.argv) > 2 and dist.get_rank() == 1:
+    if bad and rank == 1:
         with torch.no_grad():
             model[0].weight.to_local()[1, 2] = float("nan")
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optim": state, "step": 2}, checkpoint_id=sys.argv[1])
-    dist.barrier()
-    import os; os._exit(0)  # gloo's threads sometimes abort in an orderly exit; everything is written by now
-"""
-
-
-def torchrun(script: str, *arguments: str, cwd: Path, module: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a script (or ``-m`` module) under torchrun with two ranks."""
-    target = ["-m", script] if module else [str(cwd / "script.py")]
-    if not module:
-        (cwd / "script.py").write_text(textwrap.dedent(script))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
-    return subprocess.run(
-        [*command, *target, *arguments], cwd=cwd, text=True, capture_output=True, timeout=600,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
-
-
-def dcp_folder(folder: Path, *, bad: bool = False) -> Path:
-    """A DCP folder written under FSDP2 by two ranks; ``bad`` puts a NaN into rank 1's shard."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    run = torchrun(_FSDP, str(folder), *(["bad"] if bad else []), cwd=folder.parent)
-    assert run.returncode == 0, run.stderr[-3000:]
-    return folder
+    dcp.save({"model": weights, "optim": state, "step": 2}, checkpoint_id=folder)
 
 
 def deepspeed_folder(folder: Path) -> Path:
@@ -206,6 +190,7 @@ def deepspeed_folder(folder: Path) -> Path:
 
 def sharded_safetensors(folder: Path) -> Path:
     """Two shards with their index, written by transformers' save_pretrained."""
+    pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -218,7 +203,7 @@ def sharded_safetensors(folder: Path) -> Path:
 
 
 def gguf_file(path: Path, *, bad: bool = False) -> Path:
-    """Plain and quantised tensors, written by the gguf package; ``bad`` makes one scale of a block NaN."""
+    """Plain and quantized tensors, written by the gguf package; ``bad`` makes one scale of a block NaN."""
     import gguf
     import numpy as np
 

@@ -12,7 +12,7 @@ from nanproof.cure.evidence import Evidence
 from nanproof.cure.kinds import propose
 from nanproof.cure.kinds.precision import pairs
 from nanproof.cure.remedy import apply, remedy_of
-from nanproof.cure.scratch import make_scratch
+from nanproof.cure.scratch import fingerprint, make_scratch
 from nanproof.cure.surface import Surface, read_surface
 from nanproof.errors import UsageError
 from nanproof.journal import undo
@@ -164,3 +164,15 @@ def test_what_lives_on_the_command_line_is_not_applied_to_files(project: Path) -
     with pytest.raises(UsageError, match="is no change of a file") as told:
         apply(change(found, "lr/10"), found)
     assert told.value.hint == "run: python train.py --learning-rate 0.01"
+
+
+def test_a_search_is_that_of_one_state_of_the_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("lr = 1\n")
+    (tmp_path / "runs").mkdir()
+    before = fingerprint(tmp_path)
+    (tmp_path / "runs" / "settings.yaml").write_text("lr: 3")
+    (tmp_path / "config_cured.yaml").write_text("lr: 3")
+    (tmp_path / "weights.bin").write_bytes(b"123")
+    assert fingerprint(tmp_path) == before
+    (tmp_path / "train.py").write_text("lr = 2\n")
+    assert fingerprint(tmp_path) != before

@@ -80,7 +80,7 @@ def test_an_ordinary_overflow_writes_no_incident(tmp_path: Any) -> None:
     assert not (tmp_path / "incidents").exists()
 
 
-def test_500_bad_steps_in_a_row_then_clean_data_trains_on() -> None:
+def test_100_bad_steps_in_a_row_then_clean_data_trains_on() -> None:
     for with_closure in (True, False):
         patient = Policy(max_consecutive=10_000, max_skips=10_000)
         model, _, scaler, guard = make(policy=patient, snapshot_every=None)
@@ -97,7 +97,7 @@ def test_500_bad_steps_in_a_row_then_clean_data_trains_on() -> None:
         for b in batches[:20]:
             step(b)
         before = guard.tally.updates
-        for _ in range(500):
+        for _ in range(100):
             step(bad)
         assert guard.tally.updates == before
         assert scaler.get_scale() >= 1.0

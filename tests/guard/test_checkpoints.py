@@ -6,8 +6,6 @@ import copy
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from nanproof import Guard, Policy, files
 from nanproof.errors import DriftError, FormatError, NonFiniteError, UsageError
+from support.forked import run_python
 from support.ranks import on_ranks
 from support.runs import digest, make_batches, make_run, seed_everything, with_faults
 
@@ -201,7 +200,10 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, monkeypatch: Any) -
 
 KILL = """
 import sys; sys.path.insert(0, sys.argv[2])
+from nanproof import files
 from support.runs import make_batches, make_run
+point, on, fault = sys.argv[3].split(":")
+files.arm(point, on=int(on), fault=fault)
 run = make_run(with_ema=False, keep=2)
 for i, b in enumerate(make_batches(6)):
     run.feed([b])
@@ -214,10 +216,8 @@ for i, b in enumerate(make_batches(6)):
     [f"{p}:{n}:kill" for p in ("write", "fsync", "rename") for n in (3, 6)] + ["remove:1:kill", "remove:3:kill"],
 )
 def test_killed_at_any_point_a_healthy_checkpoint_remains(tmp_path: Path, fault: str) -> None:
-    env = {**os.environ, "NANPROOF_FAULT": fault}
-    here = str(Path(__file__).parent.parent)
-    done = subprocess.run([sys.executable, "-c", KILL, str(tmp_path), here], env=env, check=False, timeout=600)
-    assert done.returncode == -9
+    done = run_python("-c", KILL, str(tmp_path), str(Path(__file__).parent.parent), fault)
+    assert done.returncode == -9, done.stdout
     for path in tmp_path.glob("*.pt"):
         torch.load(path, weights_only=True)  # whatever has its name is whole
     assert make_run(with_ema=False).guard.resume(tmp_path).update >= 1

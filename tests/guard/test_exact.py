@@ -62,6 +62,13 @@ class Lion(torch.optim.Optimizer):
 
 OPTIMIZERS["Lion (third party)"] = Lion
 KINDS = ["nan", "+inf", "-inf", "spike", "grad:nan", "grad:+inf", "grad:-inf", "grad:spike"]
+
+
+def kinds(name: str) -> list[str]:
+    """Every fault with one optimizer; with the others one in the loss and one in the gradients alone."""
+    return KINDS if name == "AdamW" else ["nan", "grad:spike"]
+
+
 N, WHERE = 20, 14
 
 
@@ -75,7 +82,7 @@ def test_skip_is_bit_exact(name: str) -> None:
     clean = make_batches(N)
     reference = make_run(OPTIMIZERS[name])
     assert set(reference.feed(clean)) == {"ok"}
-    for kind in KINDS:
+    for kind in kinds(name):
         run = make_run(OPTIMIZERS[name])
         verdicts = run.feed(with_faults(clean, {WHERE: kind}))
         assert verdicts[WHERE] == ("spike" if "spike" in kind else "nonfinite"), kind
@@ -110,7 +117,7 @@ def test_a_dropped_microbatch_was_never_there(name: str) -> None:
     reference.feed(clean[:36])
     reference.feed(clean[36:39])
     reference.guard.flush()
-    for kind in KINDS:
+    for kind in kinds(name):
         run = make_run(OPTIMIZERS[name], accumulate=4, on_bad_microbatch="microbatch")
         run.feed(clean[:36])
         bad = with_faults(clean, {37: kind})[37]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,40 @@ def test_a_failure_of_compiled_code_alone_is_bisected() -> None:
     assert (Path(found.file).name, found.line) == (FILE, line_of("compiled wrongly"))
     assert "it begins in the backend" in found.why
     assert not bool(model(x).isfinite().all()), "the model is still compiled as it was"
+
+
+def test_a_failure_of_one_kernel_alone_is_told() -> None:
+    def broken(values: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        """A kernel with a bug, which the deterministic one does not have."""
+        good = torch.ones(len(values), len(values)).tril() @ values
+        return good if torch.are_deterministic_algorithms_enabled() else good * math.nan
+
+    model = nn.Linear(2, 2)
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that a kernel is replaced
+            library.impl("cumsum", broken, "CPU")
+            found = nanproof.locate(lambda: model(torch.ones(3, 2)).cumsum(0).sum(), model=model)
+    finally:
+        library._destroy()
+    assert (found.op, found.verified) == ("cumsum", True)
+    assert any("with torch.use_deterministic_algorithms(True) the step is finite" in note for note in found.notes)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_line_where_a_value_was_rounded_to_zero_is_told() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(model.weight, -100.0)
+
+    def step() -> Tensor:
+        chance = torch.sigmoid(model(torch.ones(3, 2)))  # rounded here
+        kept = chance.squeeze(-1)
+        return -torch.log(kept).mean()  # found here
+
+    found = nanproof.locate(step, model=model)
+    assert (found.mechanism, found.line) == ("underflow", line_of("found here"))
+    assert f"the result of sigmoid at {found.file}:{line_of('rounded here')} is 0 by rounding" in found.why
 
 
 def test_the_commit_of_a_line(tmp_path: Path) -> None:

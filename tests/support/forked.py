@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing as mp
 import os
 import runpy
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -22,22 +24,24 @@ def context() -> ForkServerContext:
     return found
 
 
-def run_module(
-    module: str, words: tuple[str, ...], *, cwd: Path | None, environment: dict[str, str]
+def run_python(
+    *words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What ``python -m module words…`` prints and ends with."""
+    """What ``python words…`` prints and ends with: ``-m module …``, ``-c code …`` or ``script.py …``."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said"
-        process = context().Process(target=_be, args=(module, words, str(cwd or Path.cwd()), environment, str(said)))
+        said.touch()
+        given = (words, str(cwd or Path.cwd()), dict(environment or os.environ), str(said))
+        process = context().Process(target=_be, args=given)
         process.start()
         process.join(timeout=900)
         if process.exitcode is None:
             process.kill()
-            raise subprocess.TimeoutExpired(module, 900)
-        return subprocess.CompletedProcess([module, *words], process.exitcode, said.read_text(), "")
+            raise subprocess.TimeoutExpired(words, 900)
+        return subprocess.CompletedProcess(words, process.exitcode, said.read_text(), "")
 
 
-def _be(module: str, words: tuple[str, ...], cwd: str, environment: dict[str, str], said: str) -> None:
+def _be(words: tuple[str, ...], cwd: str, environment: dict[str, str], said: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
@@ -46,8 +50,19 @@ def _be(module: str, words: tuple[str, ...], cwd: str, environment: dict[str, st
     os.dup2(fd, 2)
     code: object = 1
     try:
-        sys.argv, sys.orig_argv = [module, *words], [sys.executable, "-m", module, *words]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.orig_argv = [sys.executable, *words]
+        if words[0] in ("-m", "-c"):
+            sys.argv = [words[0], *words[2:]]
+            sys.path.insert(0, cwd)
+        else:
+            sys.argv = list(words)
+            sys.path.insert(0, str(Path(words[0]).parent))
+        if words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            runpy.run_path(words[0], run_name="__main__")
         code = 0
     except SystemExit as leaving:
         code = 0 if leaving.code is None else leaving.code
@@ -56,6 +71,7 @@ def _be(module: str, words: tuple[str, ...], cwd: str, environment: dict[str, st
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

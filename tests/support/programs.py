@@ -1,4 +1,4 @@
-"""The labelled set: small training steps that fail on a known line, and healthy ones that only look dangerous.
+"""The labeled set: small training steps that fail on a known line, and healthy ones that only look dangerous.
 
 A program is a function that builds a model, a batch and a step; the step returns the loss. The modules in
 ``tests/locating/programs`` hold them, one topic each::
@@ -54,7 +54,7 @@ Names = str | tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One labelled program; ``make()`` gives the same model, batch, step and random state each time."""
+    """One labeled program; ``make()`` gives the same model, batch, step and random state each time."""
 
     name: str
     topic: str
@@ -106,6 +106,13 @@ def healthy(make: Callable[[], Case]) -> Program:
     return Program(**_described(make, 0))
 
 
+def healthy_where_atan2_is(make: Callable[[], Case]) -> Any:
+    """Register a program that is healthy where atan2 has a gradient at the origin; torch 2.7's is NaN there."""
+    zeros = torch.zeros(2, requires_grad=True)
+    (slope,) = torch.autograd.grad(torch.atan2(zeros[0], zeros[1]), zeros)
+    return healthy(make) if bool(slope.isfinite().all()) else make
+
+
 def _tuple(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
@@ -133,7 +140,7 @@ def load() -> tuple[Program, ...]:
     """All programs, in the order of the files and of the lines in each."""
     found: list[Program] = []
     for path in sorted(FOLDER.glob("*.py")):
-        name = f"labelled_programs_{path.stem}"
+        name = f"labeled_programs_{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None

@@ -13,14 +13,14 @@ from typing import Any
 
 from nanproof.cases.result import Result, read_result
 from nanproof.files import read_jsonl
-from support.forked import run_module
+from support.forked import run_python
 
 
 def run(*words: str, expect: tuple[int, ...] = (0,), cwd: Path | None = None, given: str = "", **env: str) -> str:
     """Run ``python words…`` in a process of its own; returns everything it printed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | env
     if words[0] == "-m" and words[1].startswith("nanproof.cases.") and not given:
-        done = run_module(words[1], words[2:], cwd=cwd, environment=environment)
+        done = run_python(*words, cwd=cwd, environment=environment)
         assert done.returncode in expect, done.stdout
         return done.stdout
     done = subprocess.run(

@@ -40,7 +40,7 @@ def command(
 
     The original is run until it breaks; then candidates are tried in scratch copies of your project, the best of them
     to their end, the smallest that learns on three seeds. Your files are not touched. A search that was interrupted
-    resumes when the same command is typed again.
+    resumes when the same command is typed again, unless your code has changed since.
     """
     from .. import journal
     from ..cure.metric import Wanted
@@ -181,7 +181,9 @@ def _jobs() -> int:
 
 
 def _id(command: Command, project: Path) -> str:
-    """An ID that is the same for the same command in the same folder, so that it resumes."""
+    """An ID that is the same for the same command, folder and code, so that it resumes."""
     import hashlib
 
-    return hashlib.sha256(f"{project} {command.shown}".encode()).hexdigest()[:6]
+    from ..cure.scratch import fingerprint
+
+    return hashlib.sha256(f"{project} {command.shown} {fingerprint(project)}".encode()).hexdigest()[:6]

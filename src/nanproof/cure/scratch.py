@@ -9,6 +9,7 @@ of other runs are left out, unless the command names them.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from .change import Edit, edited
 from .command import Command
 
 _OUT = re.compile(r"\b(out|output|save|log|logging|results?|run|ckpt|checkpoint|tb)([_-]?(dir|path|folder|root|to))?$")
+_SOURCES = {".py", ".ipynb", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".sh"}
 LARGE = 32 << 20
 MANY = 2000
 _OUTPUTS = {
@@ -133,6 +135,18 @@ def _copy(source: Path, target: Path, named: set[Path], leave: set[Path]) -> Non
                 files.link(str(path), target / entry.name)
             else:
                 files.copy(path, target / entry.name)
+
+
+def fingerprint(project: Path) -> str:
+    """A hash of the project's code and configs: trials of other code say nothing about this one."""
+    found = hashlib.sha256()
+    for place, folders, names in os.walk(project):
+        folders[:] = sorted(f for f in folders if f not in _NEVER | _OUTPUTS)
+        for name in sorted(names):
+            path = Path(place, name)
+            if path.suffix in _SOURCES and not path.stem.endswith("_cured") and path.stat().st_size <= LARGE:
+                found.update(f"{path.relative_to(project)}\0".encode(errors="surrogateescape") + path.read_bytes())
+    return found.hexdigest()
 
 
 def _count(folder: Path) -> int:

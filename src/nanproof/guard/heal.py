@@ -204,7 +204,9 @@ class Healer:
             )
             return None
         compared = (
-            f"none of the last {len(self._good)} good batches is finite without it any more"
+            "there is no good batch yet to compare with"
+            if not self._good
+            else f"none of the last {len(self._good)} good batches is finite without it any more"
             if differs is None
             else "good batches are bit-equal"
             if differs == 0

@@ -11,7 +11,7 @@ KEPT_FAILURES = 20
 
 
 class Tally:
-    """Counts of steps and of what became of each.
+    """Counts of steps and of how each ended.
 
     Every step is exactly one of: an update, skipped, an ordinary loss-scale overflow, or answered by going back or
     stopping. Updates in force are the updates made, less those that a rollback or a restore has undone.

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-# Far beyond noise, near enough for a spike that would hurt: healthy norms are close to log-normal, and a clean
+# Far beyond noise, near enough for a spike that does harm: healthy norms are close to log-normal, and a clean
 # run's heavy tail stays below ten times its median and twelve robust deviations.
 DEVIATIONS = 12.0
 NORM_RATIO = 10.0

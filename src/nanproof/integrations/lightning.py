@@ -27,7 +27,7 @@ except ImportError as error:
     raise UsageError("lightning is not installed", hint="pip install 'nanproof[lightning]'") from error
 
 
-class GuardCallback(Callback):
+class GuardCallback(Callback):  # type: ignore[misc]
     """Guards what a Trainer fits, with automatic or manual optimization. Options are those of `Guard`; the Trainer
     itself does accumulation and clipping.
 

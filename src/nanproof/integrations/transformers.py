@@ -27,7 +27,7 @@ except ImportError as error:
     raise UsageError("transformers is not installed", hint="pip install 'nanproof[hf]'") from error
 
 
-class GuardCallback(TrainerCallback, ExportableState):
+class GuardCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Guards what a Trainer trains. Options are those of `Guard`; the Trainer itself does accumulation and clipping.
 
     A skipped step still counts in the Trainer's ``global_step``; the guard's log tells steps from updates. The

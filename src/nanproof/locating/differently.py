@@ -1,11 +1,12 @@
-"""Failures that an eager replay does not show: in compiled code only, or from memory that nobody wrote."""
+"""Failures of one way to compute only: of compiled code, of one kernel, of memory that nobody wrote."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from .values import kind_of, source_of
 
 if TYPE_CHECKING:
     from .find import _Search
+    from .trace import Event
 
 _STAGES = ("eager", "aot_eager")
 _TRIES = 24
@@ -73,7 +75,7 @@ def _failing(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, fl
     def fails(eager: nn.Module | None = None) -> bool:
         sandbox.reset()  # which takes away, too, what was changed in a module before
         if eager is not None:
-            eager.forward = torch._dynamo.disable(eager.forward)  # type: ignore[no-untyped-call]
+            eager.forward = torch._dynamo.disable(eager.forward)
         replay = Replay(step, sandbox, weights)
         try:
             losses = replay.forward()
@@ -106,6 +108,53 @@ def _smallest(sandbox: Sandbox, fails: Callable[..., bool]) -> tuple[str, str]:
     root = getattr(sandbox.model, "_orig_mod", sandbox.model)
     path, module = descend("", root)
     return (path, type(module).__name__) if path else ("", "")
+
+
+_DETERMINISTIC = frozenset(
+    [
+        "index_add",
+        "index_copy",
+        "index_put",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "put",
+        "cumsum",
+        "bmm",
+        "convolution",
+        "convolution_backward",
+        "embedding_dense_backward",
+        "ctc_loss_backward",
+    ]
+)
+"""Operations of which torch has a second kernel for `torch.use_deterministic_algorithms`."""
+
+
+def other_kernels(origin: Event) -> list[tuple[AbstractContextManager[Any], str]]:
+    """Other kernels for an operation that failed, each with what to say when the step is finite with it."""
+    if origin.op.startswith("_scaled_dot_product"):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        said = "only the fused attention kernel fails: with SDPBackend.MATH the step is finite"
+        return [(sdpa_kernel(SDPBackend.MATH), said)]
+    if origin.op.strip("_") in _DETERMINISTIC:
+        said = "only one kernel fails: with torch.use_deterministic_algorithms(True) the step is finite"
+        return [(_deterministic(), said)]
+    return []
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Deterministic kernels where there are any; uninitialized memory stays as it is."""
+    chosen, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    fills, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(chosen, warn_only=warns)
+        memory.fill_uninitialized_memory = fills
 
 
 def uninitialized(search: _Search) -> Location | None:

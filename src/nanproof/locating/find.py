@@ -19,9 +19,10 @@ from ..location import Location, Phase, call_name, code_frame
 from ..losses import Losses
 from .blame import Blame, Blamer, relevant_parents
 from .collectives import CollectiveRefused, has_peers, no_collectives
+from .differently import other_kernels
 from .mechanism import forward_op, mechanism_of, vanished_eps
 from .patch import Neutralize, Patch
-from .precision import finite_in_float64
+from .precision import finite_in_float64, where_rounded
 from .replay import Replay, bind
 from .sandbox import Sandbox
 from .suspect import suspect_commit
@@ -286,8 +287,10 @@ class _Search:
         self.sandbox.reset()
         if not finite_in_float64(self.step, self.sandbox.model, origin, keep_grad=self._differentiates):
             return found
-        eps = vanished_eps(origin)
-        why = f"{found.why}; in float64 it is finite: " + (eps or "a value was rounded before")
+        said = vanished_eps(origin) or where_rounded(
+            self.step, self.sandbox.model, origin, self.sandbox.reset, keep_grad=self._differentiates
+        )
+        why = f"{found.why}; in float64 it is finite: " + (said or "a value was rounded before")
         return dataclasses.replace(found, mechanism="underflow", why=why)
 
     def _proved(self, found: Location, origin: Event) -> Location:
@@ -297,8 +300,8 @@ class _Search:
         if healed is False:
             more = [p for p in self._behind(origin, patch) if (p.file, p.line) not in known]
         notes = found.notes
-        if healed and origin.op.startswith("_scaled_dot_product"):
-            notes = (*notes, *self._other_kernel())
+        if healed:
+            notes = (*notes, *(said for kernel, said in other_kernels(origin) if self._finite((), kernel)))
         proved = healed
         if healed and (found.phase == "outside" or self._differs_from_original):
             proved = None if found.phase == "outside" else False
@@ -323,13 +326,13 @@ class _Search:
                 return True, patch
         return False, patch
 
-    def _finite(self, patches: tuple[Patch, ...]) -> bool:
-        """Whether the step, with patches, gives a finite loss and finite gradients."""
+    def _finite(self, patches: tuple[Patch, ...], kernel: AbstractContextManager[Any] | None = None) -> bool:
+        """Whether the step, with patches or with other kernels, gives a finite loss and finite gradients."""
         self._say("replaying the step with the operation repaired" if patches else "replaying the step")
         self.sandbox.reset()
         replay = Replay(self.step, self.sandbox, self._weights)
         mode: AbstractContextManager[Any] = Neutralize(patches) if patches else nullcontext()
-        with mode:
+        with mode, kernel or nullcontext():
             try:
                 losses = replay.forward()
             except UsageError:
@@ -360,14 +363,6 @@ class _Search:
             return self.sandbox.repaired(origin.leaf, look) if origin.leaf else look() if patch is not None else []
         finally:
             self._blame = blame
-
-    def _other_kernel(self) -> tuple[str, ...]:
-        """Whether attention without fused kernels is finite: then the kernel makes the difference."""
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        with sdpa_kernel(SDPBackend.MATH):
-            good = self._finite(())
-        return ("only the fused attention kernel fails: with SDPBackend.MATH the step is finite",) if good else ()
 
     @property
     def _differs_from_original(self) -> bool:

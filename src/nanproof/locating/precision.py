@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from ..location import call_name
 from .mode import ReplayMode
 from .trace import Event, Site, operation_of
-from .values import current_stack, floats_in, kind_of
+from .values import current_stack, floats_in, key_of, kind_of
 
 _BITS = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
 _CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}
@@ -105,28 +107,56 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
             p.grad = None
 
 
-class _Catch(ReplayMode):
-    """Keeps the arguments of one operation: the nth of its kind on its line."""
+class _UpTo(ReplayMode):
+    """Runs a step up to one operation, the nth of its kind on its line, and keeps that operation's arguments.
 
-    def __init__(self, site: Site) -> None:
+    With ``count`` it also keeps, of every result on the way, where it was made, from what, and its `_signs`.
+    """
+
+    def __init__(self, site: Site, *, count: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._site = site
-        self._seen = 0
+        self._count = count
+        self._seen: Counter[tuple[str, Any]] = Counter()
+        self._maker: dict[int, _Result] = {}
         self.caught: tuple[Any, Any, Any, bool] | None = None
+        self.signs: dict[_Result, Tensor] = {}
+        self.inputs: dict[_Result, list[_Result]] = {}
+        self.operands: list[tuple[_Result | None, Tensor]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         op = operation_of(function).name
-        if op == self._site.op and torch._C._current_autograd_node() is None:
-            stack = current_stack()
-            if stack and stack[0] == self._site.stack[0]:
-                self._seen += 1
-                if self._seen == self._site.nth:
-                    finite = not any(map(kind_of, floats_in(out)))
-                    self.caught = (function, tree_map(_detached, args), kwargs, finite)
-                    raise _Enough
+        if not (self._count or op == self._site.op) or torch._C._current_autograd_node() is not None:
+            return out
+        stack = current_stack()
+        if not stack:
+            return out
+        place = (op, stack[0])
+        self._seen[place] += 1
+        result = (*place, self._seen[place])
+        given = floats_in((args, kwargs)) if self._count else []
+        if result == (self._site.op, self._site.stack[0], self._site.nth):
+            finite = not any(map(kind_of, floats_in(out)))
+            self.caught = (function, tree_map(_detached, args), kwargs, finite)
+            self.operands = [(self._maker.get(key_of(t)), _signs(t)) for t in given]
+            raise _Enough
+        if self._count and (made := floats_in(out)):
+            self.inputs[result] = [self._maker[k] for t in given if (k := key_of(t)) in self._maker]
+            self.signs[result] = _signs(made[0])
+            self._maker |= dict.fromkeys(map(key_of, made), result)
         return out
+
+
+_Result = tuple[str, Any, int]
+"""A result of a pass: the operation, its line, and which of its kind on that line."""
+
+
+def _signs(tensor: Tensor) -> Tensor:
+    """How many elements are zero, negative, and of magnitude one or more: what poles and roots stumble over."""
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return torch.stack([(values == 0).sum(), (values < 0).sum(), (values.abs() >= 1).sum()])
 
 
 class _Enough(BaseException):
@@ -146,7 +176,7 @@ def finite_in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, 
     site = origin.site
     if not site.stack or not site.nth or origin.by_user:
         return False
-    catch = _Catch(site)
+    catch = _UpTo(site)
     try:
         with torch.set_grad_enabled(keep_grad), in_precision(model, torch.float64), catch:
             step()
@@ -165,6 +195,46 @@ def finite_in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, 
     # the same operand, rounded to the format of the step, must fail: else something other than rounding does
     rounded = tree_map(lambda v: v.to(dtype) if _differentiable(v) else v, args)
     return _has_slope(function, args, kwargs) and not _has_slope(function, rounded, kwargs)
+
+
+def where_rounded(
+    step: Callable[[], Any], model: nn.Module, origin: Event, reset: Callable[[], Any], *, keep_grad: bool
+) -> str:
+    """Where the operand that an operation stumbles over became zero, negative or one by rounding; empty if unknown.
+
+    The forward pass runs twice, as it is and in float64, and the results on the way are compared.
+    """
+    passes = []
+    for wide in (False, True):
+        reset()
+        seen = _UpTo(origin.site, count=True)
+        try:
+            with torch.set_grad_enabled(keep_grad), in_precision(model, torch.float64) if wide else nullcontext(), seen:
+                step()
+        except _Enough:
+            pass
+        except Exception:
+            return ""
+        passes.append(seen)
+    narrow, exact = passes
+    operands = zip(narrow.operands, exact.operands, strict=False)
+    more = [(maker, (now > then).tolist()) for (maker, now), (_, then) in operands if maker is not None]
+    found = next(((maker, which.index(True)) for maker, which in more if True in which), None)
+    if found is None:
+        return ""
+    result, which = found
+
+    def rounded(candidate: _Result) -> bool:
+        then = exact.signs.get(candidate)
+        return then is not None and bool(narrow.signs[candidate][which] > then[which])
+
+    seen_results = {result}
+    while before := [r for r in narrow.inputs.get(result, ()) if r not in seen_results and rounded(r)]:
+        result = before[0]
+        seen_results.add(result)
+    op, (code, line), _ = result
+    became = ("0", "negative", "1 or more in magnitude")[which]
+    return f"the result of {call_name(op)} at {code.co_filename}:{line} is {became} by rounding"
 
 
 def _agrees(origin: Event, args: Any) -> bool:

@@ -119,7 +119,7 @@ class Session:
         """The script compiles: what is called from compiled code must run beside the graph, not in it."""
         for name in ("backward", "look", "clip", "step", "holds", "scaler_step", "scaler_update", "follow", "save"):
             if name not in vars(self):
-                setattr(self, name, torch._dynamo.disable(getattr(self, name)))  # type: ignore[no-untyped-call]
+                setattr(self, name, torch._dynamo.disable(getattr(self, name)))
 
     def _strangers(self) -> list[Optimizer]:
         """Optimizers that no guard has, nor ever had: one that was stopped stays with its guard."""

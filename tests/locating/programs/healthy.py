@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from support.programs import Case, healthy, mean_of_squares, named
+from support.programs import Case, healthy, healthy_where_atan2_is, mean_of_squares, named
 
 Batch = dict[str, Tensor]
 ZEROS_AMONG = torch.tensor([[0.5, 0.0, 2.0], [0.0, 1.5, 0.25]])
@@ -391,7 +391,7 @@ def overflow_that_saturates() -> Case:
     return named(fc=nn.Linear(3, 4), fade=Attenuate()), {"x": torch.randn(4, 3)}, mean_of_squares
 
 
-@healthy
+@healthy_where_atan2_is
 def direction_of_zero() -> Case:
     class Polar(nn.Module):
         def forward(self, v: Tensor) -> Tensor:

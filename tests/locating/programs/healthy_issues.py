@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from support.programs import Case, healthy, mean_of_squares, named
+from support.programs import Case, healthy, healthy_where_atan2_is, mean_of_squares, named
 
 Batch = dict[str, Tensor]
 PAD = torch.tensor([[False, False, True], [False, True, True]])
@@ -311,7 +311,7 @@ def batch_norm_updates_its_statistics() -> Case:
     return named(fc=nn.Linear(3, 2), norm=nn.BatchNorm1d(2)), {"x": torch.randn(4, 3)}, step
 
 
-@healthy
+@healthy_where_atan2_is
 def angle_of_the_origin() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
         v = model(batch["x"])

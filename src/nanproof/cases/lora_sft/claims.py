@@ -15,7 +15,7 @@ def _infer_in_half(runs: Runs) -> Judgement:
     from ..settings import load
     from . import base, task, train
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     run, trained = runs.folder("advised"), runs.result("advised")
     tokenizer = task.make_tokenizer()
     weights = base.find_base(run.parent, tokenizer, load(train.FOLDER / "configs", "advised"))

@@ -43,7 +43,7 @@ def load_model(cfg: Settings, folder: Path) -> Any:
     from transformers import LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, cfg.model.load_dtype))
     return add_adapters(model, cfg)
 
@@ -69,7 +69,7 @@ def make_trainer(job: Job, tokenizer: Any, recorder: Recorder) -> Any:
     tuned = load_model(cfg, folder)
     largest = Largest(tuned.base_model.model)
 
-    class Record(TrainerCallback):
+    class Record(TrainerCallback):  # type: ignore[misc]
         """Writes the Trainer's own log lines down, as they are: the Trainer logs a NaN loss as 0."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **told: Any) -> None:
@@ -141,7 +141,7 @@ def find_checkpoint(job: Job) -> str | None:
     if (job.resume / "trainer_state.json").is_file():
         return str(job.resume)
     for folder in (job.resume, job.resume / "checkpoints"):
-        if folder.is_dir() and (found := get_last_checkpoint(str(folder))):  # type: ignore[no-untyped-call]
+        if folder.is_dir() and (found := get_last_checkpoint(str(folder))):
             return str(found)
     raise UsageError(f"{job.resume} holds no checkpoint", hint="give a run's folder, or one checkpoint-N of it")
 
