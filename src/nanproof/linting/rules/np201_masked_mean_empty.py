@@ -78,11 +78,17 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
 
 
 def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module) -> bool:
-    """Whether something says that nothing may be left: labels, positives, valid places."""
+    """Whether something says that nothing may be left: labels, positives, valid places, the tokens of a loss."""
     if not boolean(mask, module) and _weights(numerator, {key_of(t) for t in trail(mask, module)} - {""}, module):
         return False  # the mask itself is scaled: nothing learned is behind it
     losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
-    return losses and any(CHOSEN.search(w) for w in words(mask, module))
+    if losses and any(CHOSEN.search(w) for w in words(mask, module)):
+        return True
+    named = key_of(core(mask, module)).endswith("mask")
+    parts = made_of(numerator, module, limit=120)
+    return (
+        losses and named and any(isinstance(p, ast.Call) and called_last(p, module) == "cross_entropy" for p in parts)
+    )
 
 
 def _stored(node: ast.AST, module: Module) -> list[str]:
