@@ -107,6 +107,7 @@ soak: $(READY)
 
 loops: $(READY)
 	$(BIN)/python scripts/run_table.py --write
+	$(BIN)/python scripts/run_table.py --packages --write
 
 heal: $(READY)
 	$(BIN)/python scripts/heal_table.py

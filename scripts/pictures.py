@@ -1,6 +1,6 @@
 """The pictures of docs/images, taken of real trainings: python scripts/pictures.py
 
-Trains a small model twice under the guard (once with bad data), once without it until it dies, and looks at the folder
+Trains a small model on data with two bad samples, twice under the guard and once without it, and looks at the folder
 with `nanproof watch`: in headless Chromium, and in the terminal as rich draws it.
 """
 
@@ -24,45 +24,55 @@ from selenium.webdriver.chrome.service import Service
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 TRAIN = """
-import json, sys, torch
+import argparse, json, torch
 from torch import nn
-from nanproof import Guard
-from nanproof.guard.options import Watch
-name, lr, guarded, bad = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "guarded", {int(s) for s in sys.argv[4:]}
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=3e-3)
+parser.add_argument("--log")
+args = parser.parse_args()
 torch.manual_seed(0)
-net = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(16, 16), nn.Tanh())], nn.Linear(16, 2))
-optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
-watch = Watch(modules=["*"], params=["*.weight"], every=5)
-guard = Guard(net, optimizer, run_dir=name, watch=watch) if guarded else None
-log = None if guarded else open(f"{name}/training_log.jsonl", "w")
-for step in range(300):
-    x = torch.randn(32, 16)
-    target = (x[:, 0] > 0).long()
-    if step in bad:
-        x[0, 0] = float("nan")
-    def loss_of():
-        return nn.functional.cross_entropy(net(x), target)
-    if guard is not None:
-        guard.step(loss_of)
-        continue
-    loss = loss_of()
+data = torch.randn(300 * 32, 16)
+data[109 * 32] = 1.0  # constant samples
+data[110 * 32] = 1.0
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        x = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+net = Net()
+optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr)
+log = open(args.log, "w") if args.log else None
+for step, x in enumerate(torch.utils.data.DataLoader(data, batch_size=32)):
+    loss = nn.functional.cross_entropy(net(x), (x[:, 0] > x[:, 1]).long())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(json.dumps({"step": step + 1, "loss": loss.item(), "lr": lr}), file=log, flush=True)
+    if log:
+        print(json.dumps({"step": step, "loss": loss.item(), "lr": args.lr}), file=log, flush=True)
 """
-RUNS = (("baseline", "1e-3", "guarded", ()), ("guarded", "3e-3", "guarded", ("109", "110")),
-        ("unguarded", "3e-3", "plain", ("109",)))  # fmt: skip
+GUARDED = ("-m", "nanproof", "run", "--quiet", "--set", "watch.modules=*", "--set", "watch.params=*.weight")
+RUNS = ((*GUARDED, "--run-dir", "runs/slow", "train.py", "--lr", "1e-3"),
+        (*GUARDED, "--run-dir", "runs/guarded", "train.py", "--lr", "3e-3"),
+        ("train.py", "--lr", "3e-3", "--log", "runs/unguarded/log.jsonl"))  # fmt: skip
 
 
 def train(folder: Path) -> None:
     (folder / "train.py").write_text(TRAIN)
-    for name, rate, how, bad in RUNS:
-        run = folder / "runs" / name
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text(f"optimizer:\n  name: adamw\n  lr: {rate}\nmax_steps: 300\n")
-        words = [sys.executable, "train.py", f"runs/{name}", rate, how, *bad]
-        subprocess.run(words, cwd=folder, check=True, timeout=600, stderr=subprocess.DEVNULL)
+    (folder / "runs" / "unguarded").mkdir(parents=True)
+    for words in RUNS:
+        command = [sys.executable, *words]
+        subprocess.run(command, cwd=folder, check=True, timeout=600, stderr=subprocess.DEVNULL)
 
 
 def photograph(page: Path, shots: dict[str, tuple[int, int, bool, str]]) -> None:
@@ -93,11 +103,11 @@ def photograph(page: Path, shots: dict[str, tuple[int, int, bool, str]]) -> None
 
 
 def terminal(paths: list[str]) -> None:
-    from nanproof.watch.runs import find_runs
+    from nanproof.watch.runs import Finder
     from nanproof.watch.tui import watch
 
     console = Console(width=100, record=True, file=io.StringIO(), force_terminal=True)
-    watch(find_runs(paths), once=True, console=console)
+    watch(Finder(paths), once=True, console=console)
     picture = console.export_svg(title="nanproof watch runs")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # no fonts from the network
     picture = re.sub(r"<!--.*?-->", "", picture, flags=re.DOTALL)

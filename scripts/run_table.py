@@ -1,8 +1,9 @@
-"""Write the table of loops in docs/run.md: each bare, guarded, and as a run that never saw the bad batch.
+"""Write the tables of docs/run.md: loops bare, guarded and without the bad batch; packages imported before torch.
 
     python scripts/run_table.py --write
+    python scripts/run_table.py --packages --write
 
-Averages and schedules of other libraries are in the table when those are installed.
+Other libraries are in the tables when they are installed.
 """
 
 from __future__ import annotations
@@ -11,23 +12,34 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import json
 import logging
+import os
 import tempfile
 import textwrap
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from written import write_table
 
-from run.launch import different, guarded, is_finite, plain
+from run.launch import SCRIPTS, different, guarded, is_finite, nanproof, plain
 from run.test_batches import HEAD as BATCH_HEAD
 from run.test_batches import LOOPS as BATCHES
+from run.test_imports import PACKAGES
 from run.test_loops import AVERAGE, HEAD, LOOPS, OWN_AVERAGES, TIMM_SCHEDULE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/run.md")
+    parser.add_argument("--packages", action="store_true", help="only the packages that are imported before torch")
     given = parser.parse_args()
+    if given.packages:
+        rows = [row for package in PACKAGES if (row := try_package(package))]
+        text = "\n".join(["| imported before torch | version | the bad step |", "|---|---|---|", *rows])
+        if given.write:
+            write_table("run.md", "run_packages", text, ("torch",))
+        return
     logging.getLogger("nanproof").setLevel(logging.CRITICAL)
     loops = dict(LOOPS)
     for library, (make, update) in OWN_AVERAGES.items():
@@ -69,6 +81,26 @@ def try_batch(name: str, loop: str) -> str:
         ran = guarded(Path(folder), BATCH_HEAD + textwrap.dedent(loop))
         notes = [note for note in ran.incidents[0]["notes"] if "batch" in note]
     row = f"| {name} | {notes[0] if notes else 'no batch'} |"
+    print(row, flush=True)
+    return row
+
+
+def try_package(package: str) -> str:
+    """One line of the table, or none when the package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        return ""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("run", "--run-dir", f"{folder}/run", SCRIPTS / "import_first.py", package)
+        done = nanproof(*words, check=False, cwd=folder)
+        record = json.loads(Path(folder, "run", "run.json").read_text())
+    name = packages_distributions().get(package, [package])[0]
+    if done.returncode and not record["attached"] and "torch" in record["reason"]:
+        row = f"| {package} | {version(name)} | cannot be imported here |"
+    else:
+        skipped = sum(a.get("actions", {}).get("skip", 0) for a in record["guarded"])
+        end = "skipped" if skipped == 1 and done.stdout.splitlines()[-1:] == ["finite"] else "NOT skipped"
+        row = f"| {package} | {version(name)} | {end} |"
     print(row, flush=True)
     return row
 

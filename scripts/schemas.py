@@ -13,13 +13,13 @@ from nanproof.diagnosing.diagnosis import Diagnosis
 from nanproof.journal import Application
 from nanproof.location import Location
 from nanproof.records import Finding
-from nanproof.report.compare import Comparison as RunComparison
 from nanproof.run.launcher import Outcome as Run
 from nanproof.run.rollout.engine import Result as Rollout
 from nanproof.run.rollout.plan import Stage
 from nanproof.run.smoke.checks import Check as SmokeCheck
 from nanproof.run.smoke.trial import Trial
 from nanproof.schema import schema_of
+from nanproof.watch.compare import Comparison as RunComparison
 from nanproof.watch.glance import Glance
 
 

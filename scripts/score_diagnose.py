@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -34,10 +35,16 @@ from nanproof.diagnosing.described import FIELDS, read_description  # noqa: E402
 from nanproof.diagnosing.engine import LIMITS, Limits, Ranked, rank  # noqa: E402
 from nanproof.diagnosing.evidence import Evidence  # noqa: E402
 from nanproof.diagnosing.run import read_run  # noqa: E402
+from nanproof.errors import UsageError  # noqa: E402
 
 WORDS = ("strong", "likely", "possible")
 WANTED = {"strong": 0.95, "likely": 0.80}
 FOLDS = 10
+TRAINING_SECONDS = 60
+NOT_STARTED = re.compile(
+    r"ModuleNotFoundError|ImportError|FileNotFoundError|NameError|unrecognized arguments|the following arguments are"
+)
+"""How a training ends that could not begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +134,10 @@ def _cases(path: Path, half: str, commands: bool) -> Iterator[Case]:
 def _diagnose(folder: Folder, commands: bool) -> Case:
     with tempfile.TemporaryDirectory() as scratch:
         root = folder.write(Path(scratch, "run"))
-        diagnosis = diagnose(root)
+        try:
+            diagnosis = diagnose(root)
+        except UsageError:  # a folder in which it finds nothing to read is a miss
+            return Case(name=folder.name, accept=folder.accept, diagnosis=diagnose_evidence(Evidence.of()))
         best = _best(Evidence.of(*read_run([root]).part.facts))
         failed = tuple(_failing(root)) if commands else ()
         return Case(name=folder.name, accept=folder.accept, diagnosis=diagnosis, best=best, failed=failed)
@@ -145,15 +155,28 @@ def _failing(root: Path) -> Iterator[str]:
     )  # fmt: skip
     answer = json.loads(told.stdout)
     for command in answer["commands"]:
-        if command.startswith("nanproof run "):
-            continue  # starts the user's own training; its script is checked by diagnose itself
         copy = root.with_name("copy")
         shutil.copytree(root, copy)
-        words = command.replace("nanproof ", f"{sys.executable} -m nanproof ", 1)
-        done = subprocess.run(words, shell=True, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+        code, said = _type(command, copy)
         shutil.rmtree(copy)
-        if done.returncode not in (0, 1) or not (done.stdout + done.stderr).strip():
-            yield f"{command} → {done.returncode}: {done.stderr.strip()[-200:]}"
+        trains = command.startswith("nanproof run ")
+        fine = code in (0, 1, 66, None) and not NOT_STARTED.search(said) if trains else code in (0, 1)
+        if not fine or not said.strip():
+            yield f"{command} → {code}: {said.strip()[-200:]}"
+
+
+def _type(command: str, folder: Path) -> tuple[int | None, str]:
+    """Exit code and output of a command; a training that still runs when its time is over has no code."""
+    words = command.replace("nanproof ", f"exec {sys.executable} -m nanproof ", 1)
+    with subprocess.Popen(
+        words, shell=True, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=TRAINING_SECONDS if " run " in command else 300)[0]
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return None, process.communicate()[0]
+        return process.returncode, said
 
 
 def _report(cases: list[Case], *, misses: bool, commands: bool) -> Iterator[str]:

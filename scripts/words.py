@@ -87,7 +87,6 @@ LATER = (
     "src/nanproof/run/",
     "src/nanproof/integrations/",
     "src/nanproof/guard/",
-    "src/nanproof/watch/",
     "docs/logs.md",
     "tests/",
     "scripts/",

@@ -211,7 +211,8 @@ class _Series:
         self._young.append(level)
         if len(self._young) > GAP:
             self._reach = max(self._reach, self._young.popleft())
-        self.trend = self._judge(step, level, limit) if self._count >= LEAST else None
+        settled = self._count >= LEAST and len(self._recent) > 1
+        self.trend = self._judge(step, level, limit) if settled else None
 
     def _judge(self, step: int, level: float, limit: float | None) -> Trend | None:
         q = self.quantity

@@ -211,12 +211,11 @@ def code_frame(file: str, line: int, around: int = 2) -> list[str]:
     >>> code_frame("no such file", 3)
     []
     """
-    shown = []
-    for n in range(max(1, line - around), line + around + 1):
-        text = linecache.getline(file, n).rstrip()
-        if text:
-            shown.append(f"  {'>' if n == line else ' '} {n:>5} | {text}")
-    return shown if any(s.startswith("  >") for s in shown) else []
+    lines = linecache.getlines(file)
+    if not 0 < line <= len(lines):
+        return []
+    near = range(max(1, line - around), min(len(lines), line + around) + 1)
+    return [f"  {'>' if n == line else ' '} {n:>5} | {lines[n - 1].rstrip()}".rstrip() for n in near]
 
 
 def call_name(op: str) -> str:

@@ -35,6 +35,8 @@ _ASCII = str.maketrans({
     "≤": "<=", "≥": ">=", "≈": "~", "→": "->", "…": "...", "“": '"', "”": '"', "‖": "|", "Δ": "d", "★": "*", "•": "*",
     "−": "-",
 })  # fmt: skip
+# within a table every sign must stay one column wide
+_NARROW = _ASCII | {ord(sign): ord(plain) for sign, plain in zip("→…≤≥", ">.<>", strict=True)}
 _COLORS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 
 
@@ -86,8 +88,10 @@ def console(*, err: bool = False, width: int | None = None) -> Console:
 
     class Clean(Console):
         def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            narrow = not self.encoding.startswith("utf")
             for text, look, control in super().render(renderable, options):
-                yield Segment(text if control else lines(text), look, control)
+                shown = text if control else lines(text)
+                yield Segment(shown.translate(_NARROW) if narrow else shown, look, control)
 
     return Clean(file=_lenient(sys.stderr if err else sys.stdout), width=width, highlight=False)
 

@@ -99,8 +99,8 @@ def test_repair_and_quarantine(series: Path, tmp_path: Path) -> None:
         (["RUN/step_0.pt", "--config", "none.yaml"], "none.yaml cannot be read"),
         (["RUN/step_2.pt", "--repair", "RUN/step_0.pt"], "exists already"),
         (["--quarantine", "RUN", "--undo"], "has no quarantine.jsonl"),
-        (["RUN", "--jobs", "0"], "Invalid value for '--jobs'"),
-        (["RUN", "--frobnicate"], "No such option"),
+        (["RUN", "--jobs", "0"], "invalid value for '--jobs'"),
+        (["RUN", "--frobnicate"], "no such option"),
     ],
 )
 def test_wrong_arguments_get_a_sentence_and_exit_2(arguments: list[str], words: str, series: Path) -> None:

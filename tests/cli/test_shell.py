@@ -7,9 +7,14 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
+from nanproof.cli.shell import _was_interrupted
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -46,10 +51,10 @@ def test_help_takes_well_under_300_ms_of_cpu() -> None:
     [
         (["explan"], "unknown command 'explan'", "did you mean nanproof explain?"),
         (["xyz"], "unknown command 'xyz'", "nanproof --help lists the commands"),
-        (["explain", "--no-such-option"], "No such option", "nanproof explain"),
-        (["--no-such-option"], "No such option", "nanproof --help"),
-        (["report"], "Missing argument 'RUN [RUN_B]'", "nanproof report runs/original"),
-        (["watch", "a", "--port", "x"], "Invalid value for '--port': 'x' is not a valid", "nanproof watch"),
+        (["explain", "--no-such-option"], "no such option", "nanproof explain"),
+        (["--no-such-option"], "no such option", "nanproof --help"),
+        (["report"], "missing argument 'RUN [RUN_B]'", "nanproof report runs/original"),
+        (["watch", "a", "--port", "x"], "invalid value for '--port': 'x' is not a valid", "nanproof watch"),
         (["watch", "no such run"], "no such run does not exist", "give a run folder or a log"),
         (["explain", "fp17"], "fp17 is not a floating-point format", "use one of float64"),
     ],
@@ -140,3 +145,34 @@ def test_plain_ascii_has_no_escapes_of_our_own_signs(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False, env=env)
         assert "\\u" not in done.stdout + done.stderr, done.stdout
         assert "\\x1b" not in done.stdout
+
+
+def test_bare_nanproof_keeps_runs_apart_and_shows_one_that_never_came_to_a_step(tmp_path: Path) -> None:
+    def log(folder: Path, bad: int) -> None:
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"step": s, "loss": 1.0 if s < bad else float("nan")}) for s in range(50)]
+        (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+
+    log(tmp_path / "runs" / "old", 99)
+    save_file({"w": np.ones(3, np.float32)}, tmp_path / "runs" / "old" / "model.safetensors")
+    log(tmp_path / "runs" / "new", 20)
+    for name, age in (("old", 200), ("new", 100)):
+        os.utime(tmp_path / "runs" / name / "log.jsonl", (time.time() - age,) * 2)
+    data = json.loads(here(tmp_path, "--json").stdout)
+    assert (data["run"], data["next"]) == ("runs/new", "nanproof diagnose runs/new")
+    assert "checkpoint" not in data  # the one there is belongs to another run
+    assert data["cause"] != "not known yet"
+    assert here(tmp_path, *data["next"].split()[1:]).returncode == 1
+    (tmp_path / "train.py").write_text("raise ValueError('no data')\n")
+    assert here(tmp_path, "run", "--run-dir", "runs/failed", "train.py").returncode == 1
+    data = json.loads(here(tmp_path, "--json").stdout)
+    assert (data["run"], data["kind"]) == ("runs/failed", "died")
+    assert "before its first step" in data["state"]
+    assert data["next"] == "nanproof run --run-dir runs/failed train.py"
+
+
+def test_what_follows_from_an_interrupt_is_an_interrupt() -> None:
+    error = RuntimeError("half loaded")
+    assert not _was_interrupted(error)
+    error.__context__ = KeyboardInterrupt()
+    assert _was_interrupted(error)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 PACKED = Path(__file__).with_name("folders.txt")
 Half = Literal["dev", "kept", "all"]
@@ -28,8 +28,36 @@ class Folder:
         for name, text in self.files.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            if "tfevents" in path.name:
+                _write_events(path, text)
+            else:
+                path.write_text(_notebook(text) if path.suffix == ".ipynb" else text, encoding="utf-8")
         return root
+
+
+def _notebook(text: str) -> str:
+    """A notebook as Jupyter saves it, from blocks that begin with ``In:`` and ``Out:``."""
+    cells: list[dict[str, Any]] = []
+    for block in f"\n{text}".split("\nIn:\n")[1:]:
+        code, _, out = block.partition("\nOut:\n")
+        outputs = [{"output_type": "stream", "name": "stdout", "text": out.splitlines(keepends=True)}] if out else []
+        source = code.splitlines(keepends=True)
+        cells.append({"cell_type": "code", "execution_count": 1, "metadata": {}, "source": source, "outputs": outputs})
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+
+
+def _write_events(path: Path, text: str) -> None:
+    """A file of TensorBoard, from lines ``step tag value``, by TensorBoard's own writer."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    with path.open("wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=0.0, file_version="brain.Event:2").SerializeToString())
+        for step, tag, value in (line.split() for line in text.splitlines()):
+            scalar = Summary(value=[Summary.Value(tag=tag, simple_value=float(value))])
+            writer.write(Event(wall_time=float(step), step=int(step), summary=scalar).SerializeToString())
 
 
 def load_folders(path: Path = PACKED, *, half: Half = "all") -> list[Folder]:
@@ -71,4 +99,6 @@ def _expand(lines: list[str]) -> Iterator[str]:
             continue
         span, _, template = line[3:].partition(": ")
         for i in eval(span, {"range": range}):
-            yield eval("f" + repr(template).replace("\\\\n", "\\n").replace("\\\\t", "\\t"), {"i": i, "max": max})
+            yield eval(
+                "f" + repr(template).replace("\\\\n", "\\n").replace("\\\\t", "\\t"), {"i": i, "max": max, "min": min}
+            )

@@ -20,6 +20,7 @@ from nanproof.diagnosing import cause as cause_module
 from nanproof.diagnosing.cause import Cause
 from nanproof.diagnosing.causes import all_causes
 from nanproof.diagnosing.clue import Clue, flag
+from nanproof.diagnosing.commands import Commands
 from nanproof.diagnosing.described import FIELDS, read_description
 from nanproof.diagnosing.engine import Ranked, excluded, rank, softmax
 from nanproof.diagnosing.questions import QUESTIONS
@@ -308,6 +309,17 @@ def test_what_it_asks_for_decides() -> None:
     asked = diagnose_evidence(evidence).missing[0]
     led = {diagnose_evidence(evidence.plus(*read_facts({asked.fact: a}))).causes[0].name for a in asked.answers}
     assert len(led) > 1
+
+
+def test_a_question_never_comes_with_an_answer_filled_in() -> None:
+    """Each answer has a command of its own, which states that answer and no other."""
+    for asked in QUESTIONS:
+        commands = Commands(None, stated={"loss": "nan"}).ask(asked.name, asked.answers)
+        assert len(commands) == len(asked.answers) > 1
+        for answer, command in zip(asked.answers, commands, strict=True):
+            stated = dict(w.split("=", 1) for w in shlex.split(command) if "=" in w)
+            assert stated == {"loss": "nan", asked.name: answer}
+            assert read_facts(stated)
 
 
 def test_nothing_is_asked_twice() -> None:

@@ -38,8 +38,11 @@ def type_in(command: str) -> tuple[int, str]:
 
 
 def check_commands(commands: tuple[str, ...], text: str) -> None:
+    stated = [c for c in commands if " --fact " in c and c.startswith("nanproof diagnose ")]
     for command in commands:
         assert command in text, "the text shows exactly the commands of the record"
+        if command in stated[1:]:
+            continue  # differs from the first in the answer alone, and each answer is tested by itself
         code, said = type_in(command)
         assert code in (0, 1), (command, said)
         assert said.strip()
@@ -220,3 +223,131 @@ def test_a_file_of_the_user_is_not_imported(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1, done.stderr
     assert "loss is NaN" in done.stdout
+
+
+TABLE = (
+    "<table><thead><tr><th>Step</th><th>Training Loss</th></tr></thead><tbody>\n"
+    "<tr><td>10</td><td>2.500000</td></tr><tr><td>20</td><td>nan</td></tr></tbody></table>"
+)
+OUTPUTS = [
+    {"output_type": "display_data", "metadata": {}, "data": {"text/plain": ["<IPython object>"], "text/html": [TABLE]}},
+    {"output_type": "error", "ename": "ValueError", "evalue": "loss is nan", "traceback": []},
+]
+NOTEBOOK = [
+    {"cell_type": "code", "source": ["!python train.py --fp16 --lr 1e-4\n"], "outputs": []},
+    {"cell_type": "code", "source": ["%time trainer.train()\n", "y = torch.log(p)\n"], "outputs": OUTPUTS},
+]
+
+
+def test_a_notebook_is_a_log_and_code_and_a_command_line(tmp_path: Path) -> None:
+    book = {"cells": NOTEBOOK, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "train.ipynb").write_text(json.dumps(book))
+    found = diagnose(tmp_path)
+    held = {h.setting: h.value for h in found.in_force}
+    assert found.broke
+    assert held["lr"] == "0.0001 (train.ipynb)"
+    assert held["precision"] == "fp16 (train.ipynb)"
+    assert any("NaN since step 20" in m.what for m in found.timeline)
+    assert any("loss is nan" in m.what for m in found.timeline)
+    assert any("torch.log(p)" in e for c in found.causes for e in c.evidence)
+
+
+TINY = """import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, required=True)
+w = torch.nn.Parameter(torch.ones(1))
+opt = torch.optim.SGD([w], lr=parser.parse_args().lr)
+for step in range(3):
+    loss = (w * 2).sum()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".bash_history", "cd x\npython train.py --lr 0.1\nnohup python -u train.py --lr 0.3 > out.log 2>&1 &\nls\n"),
+        (".zsh_history", ": 1700000000:0;python train.py --lr 0.1\n: 1700000001:0;python train.py --lr 0.3\n"),
+        ("run.sh", "LR=0.3\nCUDA_VISIBLE_DEVICES=0 python train.py \\\n  --lr $LR\n"),
+        ("train.log", "+ python train.py --lr 0.3\nstep 1 loss 2.0\nstep 2 loss nan\n"),
+    ],
+)
+def test_the_command_line_comes_from_where_it_was_typed(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(TINY)
+    (tmp_path / "train.log").write_text("step 1 loss 2.0\nstep 2 loss nan\n")
+    (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    found = diagnose(".")
+    assert "nanproof run train.py --lr 0.3" in found.commands
+    assert next(h.value for h in found.in_force if h.setting == "lr").startswith("0.3 (")
+
+
+def test_a_script_that_reads_what_is_not_there_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(
+        "data = open('data/train.csv').read()\nloss.backward()\n".replace("loss", "data")
+    )
+    (tmp_path / "train.log").write_text("step 1 loss 2.0\nstep 2 loss nan\n")
+    monkeypatch.chdir(tmp_path)
+    assert not any(c.startswith("nanproof run") for c in diagnose(".").commands)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").write_text("x\n1\n")
+    assert "nanproof run train.py" in diagnose(".").commands
+
+
+def test_deepspeed_trains_fp32_copies_of_fp16_weights(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("step 1 loss 2.0\nstep 2 loss 1.9\nstep 3 loss nan\nstep 4 loss nan\n")
+    for flag, first in (("", "double-fp16"), (" --deepspeed ds.json", "fp16-overflow")):
+        words = f"torchrun train.py --fp16 --torch_dtype float16 --learning_rate 1e-5{flag}\n"
+        (tmp_path / "run.sh").write_text(words)
+        assert diagnose(tmp_path).causes[0].name == first
+
+
+def test_a_milestone_that_changes_nothing_after_a_resume(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("lr: !!float 1e-4\nscheduler: MultiStepLR\nmilestones: [500, 900]\ngamma: 0.5\n")
+    rows = "".join(f"step {i} loss {2 - i / 2000:.4f} lr 0.0001\n" for i in range(400, 620, 20))
+    (tmp_path / "train.log").write_text(f"Resuming training from checkpoint last.pt at step 400\n{rows}")
+    first = diagnose(tmp_path).causes[0]
+    assert first.name == "scheduler-state-on-resume"
+    assert any("across step 500, a milestone" in e for e in first.evidence)
+    assert not any("PyYAML" in e for c in diagnose(tmp_path).causes for e in c.evidence), "the tag makes it a number"
+
+
+def test_one_term_of_several_on_a_line_that_is_no_record(tmp_path: Path) -> None:
+    rows = ("[session 1][iter 0] loss: 3.9", "\t\tcls: 0.7, box: 0.2", "[session 1][iter 100] loss: nan")
+    (tmp_path / "train.log").write_text("\n".join([*rows, "\t\tcls: 0.5101, box: nan", ""]))
+    assert any("box NaN, others finite" in e for c in diagnose(tmp_path).causes for e in c.evidence)
+
+
+TRUNCATES = "IGNORE = -100\ndef f(labels, n):\n    labels = labels[:n]\n    return labels\n"
+MASKS = """def f(a, input_mask):
+    fill = -float('inf')
+    a.masked_fill_(~input_mask, fill)
+    return a.softmax(-1)
+"""
+LEAVES_OUT = """class A(nn.Module):
+    def __init__(self):
+        self.s = nn.Parameter(torch.ones(1))
+        self.t = nn.Parameter(torch.ones(1))
+
+    def init_weights(self):
+        self.s.fill_(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "sign"),
+    [
+        (TRUNCATES, "labels-truncated"),
+        (MASKS, "masks-with-infinity"),
+        (LEAVES_OUT, "left-out-of-init"),
+        ("model = DDP(net)\nloss = model.module.loss(batch)\nloss.backward()\n", "bypasses-ddp"),
+    ],
+)
+def test_signs_in_code(code: str, sign: str) -> None:
+    assert sign in {f.name for f in read_signs(code, "a.py")}
+    assert sign not in {f.name for f in read_signs("loss = model(batch)\nloss.backward()\n", "a.py")}

@@ -35,7 +35,9 @@ def test_a_symptom_without_files() -> None:
 
 def test_it_says_what_would_decide_when_it_cannot_tell() -> None:
     result = run("--fact", "loss=nan", "--fact", "onset=step1")
-    assert "To decide: which precision does training run in? (precision: fp16 or bf16 or fp32 or fp8)" in result.output
+    assert "To decide: which precision does training run in? Run the one that is true:" in result.output
+    for answer in ("fp16", "bf16", "fp32", "fp8"):
+        assert f"nanproof diagnose --fact loss=nan --fact onset=step1 --fact precision={answer}\n" in result.output
     assert "nanproof diagnose --fact loss=nan --fact onset=step1 --fact precision=fp16" in result.output
     assert result.output.startswith("Possible cause: ")
     assert result.exit_code == 1

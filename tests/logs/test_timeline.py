@@ -11,6 +11,7 @@ import pytest
 from logs.reading import NAN, read_text
 from nanproof.logs import Series
 from nanproof.logs.collect import Collector
+from nanproof.logs.foresee import foresee
 from nanproof.logs.timeline import Timeline, timeline
 
 
@@ -329,3 +330,11 @@ def test_hours_that_were_wasted() -> None:
     assert dead is not None
     assert dead.numbers["seconds"] > 3600
     assert "hours" in dead.text
+
+
+def test_a_forecast_of_rows_that_share_a_step() -> None:
+    """Scalers print one line for each overflow before the first step: the forecast must not need two steps."""
+    line = "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to"
+    series = read_text("".join(f"{line} {2.0**-i}\n" for i in range(60)))
+    assert series.loss_scale is not None
+    assert foresee(series).risk >= 0

@@ -13,9 +13,9 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from nanproof.errors import UsageError
-from nanproof.report.compare import compare
 from nanproof.report.markdown import markdown
 from nanproof.report.plot import write_png
+from nanproof.watch.compare import compare
 from nanproof.watch.runs import find_runs
 from support.incidents import make_incident
 from support.pages import write_log
@@ -33,7 +33,8 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_the_comparison_tells_the_two_apart(runs: tuple[Path, Path]) -> None:
     text = markdown(find_runs([str(r) for r in runs]))
     rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| ")}
-    assert [c.strip() for c in rows["outcome"]] == ["dead", "healthy"]
+    assert rows["state"][0].strip() == "died at step 300"
+    assert "died" not in rows["state"][1]
     assert [c.strip() for c in rows["values not finite"]] == ["300", "0"]
     assert "step 300" in rows["first thing wrong"][0]
     assert rows["first thing wrong"][1].strip() == "nothing"
@@ -43,7 +44,7 @@ def test_a_report_holds_every_part(runs: tuple[Path, Path]) -> None:
     text = markdown(find_runs([str(runs[0])]))
     for words in (
         "### Root cause", "### What happened, in order", "### Causal chain", "### Verified, and not",
-        "## Next steps", "`log` at `model.py:12`: log at exactly zero is infinite", "`log → mean → loss`",
+        "## Next steps", "pole in log at `model.py:12`: log at exactly zero is infinite", "`log → mean → loss`",
         "before, step 299: loss 2", "- [x] a bad step was located", "- [ ] every logged value is finite",
     ):  # fmt: skip
         assert words in text, words

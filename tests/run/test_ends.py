@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +408,69 @@ def test_a_process_that_is_started_as_a_command_joins_the_run(tmp_path: Path) ->
     assert (process["attached"], process["exit_code"], process["state"]) == (True, None, "ended")
     assert process["guarded"][0]["actions"]["skip"] == 1
     assert Path(process["guarded"][0]["folder"]).parent.samefile(ran.run_dir)
+
+
+def test_a_process_that_is_killed_was_guarded_all_the_same(tmp_path: Path) -> None:
+    """As Ray ends its actors: nothing of the process itself can be said, but its records are there."""
+    worker = WORKER.partition("assert")[0] + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "worker.py").write_text(worker)
+    source = f"""
+        import subprocess, sys
+        code = subprocess.run([sys.executable, {str(tmp_path / "worker.py")!r}], check=False).returncode
+    """
+    ran = guarded(tmp_path, source)
+    assert (ran.main["code"], ran.outcome.attached, ran.outcome.not_guarded) == (-9, True, {})
+    (process,) = ran.outcome.processes
+    assert process["attached"]
+    folder = Path(process["guarded"][0]["folder"])
+    assert len(incidents(folder)) == 1
+    said = hand_over(ran.outcome)
+    assert said[0] == f"nanproof: 1 started process was guarded; records in {folder}"
+    assert said[-1] == f"  next: nanproof diagnose {folder}"
+
+
+TERMINATED = """
+import os, signal
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(6):
+    optimizer.zero_grad()
+    (model(torch.ones(2, 4)).square().mean() * (float("nan") if i == 1 else 1)).backward()
+    optimizer.step()
+child = os.fork()
+if child == 0:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_sigterm_ends_it_at_once_and_its_records_are_complete(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TERMINATED)
+    done = nanproof("run", "--run-dir", tmp_path / "run", tmp_path / "script.py", check=False)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert "terminated (SIGTERM) after 6 steps, 5 updates, 1 skipped" in done.stderr
+    assert done.stderr.endswith(f"  next: nanproof diagnose {tmp_path / 'run'}\n")
+    assert "Traceback" not in done.stderr
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["state"], record["exit_code"]) == ("terminated", 143)
+    assert len((tmp_path / "run" / "training_log.jsonl").read_text().splitlines()) >= 6
+
+
+def test_a_script_that_handles_sigterm_keeps_its_handler(tmp_path: Path) -> None:
+    source = """
+        import os, signal
+        seen = []
+        before = signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert guarded(tmp_path, source).main["seen"] == [1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_log_of_an_earlier_run_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -150,7 +150,7 @@ def test_modules_and_folders(words: str, tmp_path: Path) -> None:
         ("--nproc 2 --nnodes 2 a.py", "error: --nnodes 2 needs a place where the machines meet\n  hint: give --rdzv"),
         ("--run-dir a.py/x a.py", "error: a.py/x cannot be written: Not a directory\n  hint: give --run-dir a folder"),
         ("--run-dir taken a.py", "is in use by process"),
-        ("", "Missing argument 'PROGRAM'"),
+        ("", "missing argument 'PROGRAM'"),
     ],
 )  # fmt: skip
 def test_wrong_words_are_found_before_anything_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import warnings
 from collections.abc import Callable
@@ -94,3 +95,44 @@ def test_compiled_code(how: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
     run_bare("compiled.py", "--out", str(tmp_path / "without"), "--without", "7", "--how", "wrapped")
     assert different(torch.load(tmp_path / "guarded"), torch.load(tmp_path / "without")) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "part", "skipped", "batch"),
+    [
+        ("forward_forward.py", 7, 2, "DataLoader batch 7 (dataset indices 56–63)"),
+        ("causal_lm.py", 7, 1, "DataLoader batch 7 (dataset indices 28–31)"),
+    ],
+)
+def test_loops_of_other_styles(script: str, part: int, skipped: int, batch: str, tmp_path: Path) -> None:
+    quietly(run_bare, script, "--out", str(tmp_path / "bare"))
+    quietly(run_bare, script, "--out", str(tmp_path / "without"), "--without", str(part))
+    ran = quietly(run_guarded, script, tmp_path / "run", "--out", str(tmp_path / "guarded"))
+    bare, without, guarded = (torch.load(tmp_path / n) for n in ("bare", "without", "guarded"))
+    assert not is_finite(bare)
+    assert is_finite(guarded)
+    assert different(guarded, without) == []
+    assert sum(a["actions"].get("skip", 0) for a in ran.outcome.guarded) == skipped
+    assert batch in incidents(tmp_path / "run")[0]["notes"][0]
+
+
+def test_hogwild(tmp_path: Path) -> None:
+    """Each process has its own records, no lock ends one of them, and the shared weights stay finite."""
+    done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / "hogwild.py", "--out", tmp_path / "guarded")
+    assert is_finite(torch.load(tmp_path / "guarded"))
+    records = [json.loads(p.read_text()) for p in (tmp_path / "run").glob("pid-*/run.json")]
+    counts = sorted((r["guarded"][0]["steps"], r["guarded"][0]["updates"]) for r in records)
+    assert counts == [(8, 7), (8, 8)]
+    (bad,) = (tmp_path / "run").glob("pid-*/incidents/*")
+    assert "2 started processes were guarded" in done.stderr
+    assert done.stderr.endswith(f"  next: nanproof diagnose {bad.parents[1]}\n")
+
+
+def test_keras_is_told_at_once(tmp_path: Path) -> None:
+    if importlib.util.find_spec("keras") is None:  # to import it here would choose its backend
+        pytest.skip("keras is not installed")
+    done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / "keras_fit.py")
+    assert done.stdout == "trained\n"
+    assert "NOT GUARDED: Keras: its optimizers are not torch's" in done.stderr.splitlines()[0]
+    required = nanproof("run", "--require", "--run-dir", tmp_path / "b", SCRIPTS / "keras_fit.py", check=False)
+    assert (required.returncode, required.stdout) == (2, "")

@@ -57,6 +57,9 @@ def test_ddp_with_a_fault_on_any_rank(never_saw: list[Any], tmp_path: Path) -> N
     assert found == {("000005-r0", "input", 0), ("000008-r0", "input", 1), ("000008-r1", "input", 1)}
     assert done.stderr.count("nanproof: guarding ") == 1
     assert "12 steps, 10 updates, 2 skipped" in done.stderr
+    assert "DataLoader batch 7 (dataset indices 152–159)" in done.stderr, "the samples of the culprit, rank 1"
+    assert "56–63" not in done.stderr, "and not those of rank 0"
+    assert f"{tmp_path / 'run' / 'incidents' / '000008-r1'}\n" in done.stderr
 
 
 def test_fsdp2_with_a_fault_on_any_rank(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from support.pages import wait, write_log
 EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>\'"&</script>'
 
 
-CODE = ["      11 | p = p.softmax(-1)", "  >   12 | return p.log()", "      13 | # the line after"]
+CODE = ["      11 | p = p.softmax(-1)", "  >   12 | return p.log()", "      13 |", "      14 | # the line after"]
 
 
 def ready(browser: webdriver.Chrome, address: str) -> None:
@@ -176,6 +176,7 @@ def span(browser: webdriver.Chrome) -> tuple[float, float]:
 
 def test_zoom_with_the_mouse_and_with_keys(browser: webdriver.Chrome, serve: Callable[..., str], run: Path) -> None:
     ready(browser, serve(str(run)))
+    wait(browser, "document.body.dataset.facts == 'yes'")  # until then what is above the curves may grow
     assert span(browser) == (0, 999)
     place = browser.find_element(By.CSS_SELECTOR, ".plot .u-over")
     ActionChains(browser).move_to_element(place).click_and_hold().move_by_offset(120, 0).release().perform()
@@ -371,3 +372,35 @@ def test_on_a_phone_incidents_come_before_curves_and_an_incident_has_an_address(
         assert "Step 61" in browser.find_element(By.ID, "incident").text
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_run_that_begins_later_appears(browser: webdriver.Chrome, serve: Callable[..., str], run: Path) -> None:
+    ready(browser, serve(str(run.parent)))
+    names = "[...document.querySelectorAll('#table .named')].map(b => b.innerText)"
+    assert browser.execute_script(f"return {names}") == []  # of one run there is no table
+    later = run.with_name("later")
+    later.mkdir()
+    write_log(later / "log.jsonl", 50, bad=(49,))
+    wait(browser, f"{names}.includes('later')")
+    wait(browser, "document.getElementById('states').innerText.includes('died at step 49')")
+    assert errors(browser) == []
+
+
+def test_a_report_of_two_holds_evidence_repair_command_and_what_differs(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    for name, rate, bad in (("dead", "0.1", range(30, 60)), ("alive", "0.01", ())):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"optimizer:\n  lr: {rate}\nmax_steps: 60\n")
+        write_log(folder / "log.jsonl", 60, bad=tuple(bad))
+    write_html(find_runs([str(tmp_path / "runs" / name) for name in ("dead", "alive")]), tmp_path / "two.html")
+    ready(browser, (tmp_path / "two.html").as_uri())
+    wait(browser, "document.body.dataset.facts == 'yes'")
+    first = browser.find_element(By.CSS_SELECTOR, ".state")
+    browser.execute_script("arguments[0].open = true", first.find_element(By.TAG_NAME, "details"))
+    for words in ("dead", "died at step 30", "cause:", "repair:", "for: ", "nanproof "):
+        assert words in first.text
+    parted = browser.find_element(By.ID, "parted").text
+    assert "loss first differs at step 30" in parted
+    assert "optimizer.lr 0.1 0.01" in parted

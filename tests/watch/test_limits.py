@@ -17,10 +17,10 @@ import pytest
 SERVER = """
 import sys
 from nanproof.watch import limits
-from nanproof.watch.runs import find_runs
+from nanproof.watch.runs import Finder
 from nanproof.watch.server import serve
 limits.HEADERS, limits.READING, limits.PATIENCE = 1.0, 1.0, 0.1
-serve(find_runs([sys.argv[1]]), ready=lambda address: print(address, flush=True))
+serve(Finder([sys.argv[1]]), ready=lambda address: print(address, flush=True))
 """
 FILES = 128
 

@@ -32,6 +32,20 @@ bad
     "Incident.from_json(json.loads(next(pathlib.Path('run/incidents').glob('*/incident.json')).read_text()))",
     "torch.save({'w': torch.tensor([1.0, float('nan')])}, 'a.pt'); nanproof.scan('a.pt')",
     "nanproof.diagnose('run')",
+    """
+from nanproof.cure.change import Change
+from nanproof.cure.outcome import Line, Outcome
+rest = dict(why="", steps=9, metrics=(), cost=1.0, step_seconds=0.1, skipped=0, trials=())
+original = Line(change=Change(name="original <b>", kind="original", why="", size=0), standing="died", died_at=7,
+                loss=float("nan"), **rest)
+lower = Line(change=Change(name="lr 1e-4", kind="rate", why="", size=1), standing="cured", died_at=None, loss=0.5,
+             **rest)
+Outcome(answer="cured", healthy=False, command="python train.py", died_at=7, why="pole in log at train.py:3",
+        lines=(original, lower), winner="lr 1e-4", trials=2, seconds=1.0, seeds=(0,), schedule=None, horizon=None,
+        remedy="python train.py --lr 1e-4")
+""",
+    "import json, pathlib; from nanproof import Incident\n"
+    "Incident.from_json(json.loads(next(pathlib.Path('run/incidents').glob('*/incident.json')).read_text())).location",
 ]
 
 
@@ -45,13 +59,17 @@ def test_a_notebook_shows_verdicts_incidents_scans_and_a_live_chart(tmp_path: Pa
     shown = [
         "".join(o["data"]["text/html"] for o in cell.outputs if "text/html" in o.get("data", {})) for cell in book.cells
     ]
-    chart, verdict, incident, scan, diagnosis = shown
+    chart, verdict, incident, scan, diagnosis, cure, location = shown
     assert "<polyline" in chart  # the first cell's output was redrawn while the second one trained
     assert "NaN 8" in chart
-    assert "1 incidents" in chart
+    assert "1 incident<" in chart
     assert "step 8: nonfinite" in verdict
     assert "step 8: nonfinite" in incident
     assert "skip" in incident
     assert "corrupt" in scan
     assert "<table" in diagnosis
+    assert "cured by lr 1e-4" in cure
+    assert "<td" in cure
+    assert "original &lt;b&gt;" in cure
+    assert "verdict = guard.step" in location  # the code around the line
     assert not any("<script" in text for text in shown)

@@ -8,6 +8,7 @@ import math
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from nanproof.logs import read
 from nanproof.watch.glance import glance
 from nanproof.watch.notify import SILENCE, Notifier, payload
 from nanproof.watch.occasions import occasions
-from nanproof.watch.runs import find_runs
+from nanproof.watch.runs import Finder
 from nanproof.watch.sparkline import BAD, BARS, sparkline
 from nanproof.watch.tui import watch
 from support.incidents import make_incident
@@ -47,7 +48,7 @@ def test_a_sparkline_is_as_wide_as_asked_and_never_hides_a_bad_value(values: lis
 
 def shown(folder: Path, width: int = 100) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    watch(find_runs([str(folder)]), once=True, console=console)
+    watch(Finder([str(folder)]), once=True, console=console)
     return console.export_text()
 
 
@@ -56,7 +57,7 @@ def test_a_frame_says_what_matters(tmp_path: Path) -> None:
     make_incident(tmp_path, 98)
     text = shown(tmp_path)
     assert "died at step 98: loss is NaN since step 98 (2 logged values, the last at step 99)" in text
-    assert "nonfinite loss nan → skip  pole at model.py:12" in text
+    assert "nonfinite loss nan → skip: pole in log, model.py:12" in text
     assert BAD in text
 
 
@@ -160,6 +161,24 @@ def test_messages_arrive_once(inbox: tuple[str, list[bytes]]) -> None:
     assert (notifier.sent, notifier.dropped) == (3, 0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise imports
+def test_other_services_are_reached_through_apprise(
+    inbox: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("apprise")
+    address, got = inbox
+    monkeypatch.setenv("NANPROOF_ALERTS", address.replace("http://", "json://"))
+    notifier = Notifier()
+    assert notifier.tell("a", "stop", "stopped at step 5")
+    notifier.close(300)
+    assert (notifier.sent, notifier.dropped) == (1, 0)
+    assert json.loads(got[0])["message"] == "stopped at step 5"
+    monkeypatch.setenv("NANPROOF_ALERTS", "nosuchservice://secret")
+    with pytest.raises(UsageError, match="address 1 in NANPROOF_ALERTS") as refused:
+        Notifier()
+    assert "secret" not in str(refused.value)
+
+
 def test_a_server_that_hangs_holds_nobody_up() -> None:
     import socket
 
@@ -208,3 +227,35 @@ def test_occasions(tmp_path: Path) -> None:
     assert [o for o, _ in occasions(bad, good)] == ["recovery"]
     more = replace(good, counts={"rollback": 1, "stop": 1}, step=100, max_steps=100)
     assert [o for o, _ in occasions(replace(good, max_steps=100), more)] == ["rollback", "stop", "finish"]
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="NO TERMINAL SNAPSHOTS: tmux is missing. Next: install tmux")
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_narrow_terminal_shows_whole_boxes_and_the_death_on_top(tmp_path: Path, encoding: str) -> None:
+    for name, bad in (("alive", ()), ("dead", (8, 9)), ("a-run-with-a-very-long-name-that-does-not-fit", ())):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path / name / "training_log.jsonl", 10, bad=bad)
+    make_incident(tmp_path / "dead", 8)
+    socket, command = f"nanproof-{os.getpid()}", f"{sys.executable} -m nanproof watch {tmp_path}"
+    tmux = ["tmux", "-L", socket, "-u"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    start = [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "60", "-y", "40", command]
+    subprocess.run(start, env=environment, check=True, timeout=300)
+    try:
+        deadline, lines = time.monotonic() + 300, [""]
+        while not any("q quits" in line for line in lines):
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.1)
+            done = subprocess.run(
+                [*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True, timeout=300
+            )
+            lines = done.stdout.splitlines()
+        subprocess.run([*tmux, "send-keys", "q"], check=True, timeout=300)
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False, timeout=300, capture_output=True)
+    assert "dead died at step 8" in lines[0]
+    edges = "│" if encoding == "utf-8" else "|"
+    boxed = [line for line in lines if line.startswith(edges)]
+    assert len(boxed) > 10
+    assert all(line.endswith(edges) and len(line) == 60 for line in boxed), "\n".join(boxed)
+    assert encoding == "utf-8" or all(line.isascii() for line in lines)

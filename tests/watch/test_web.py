@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from nanproof.errors import UsageError
-from nanproof.watch.runs import find_runs
+from nanproof.watch.runs import Finder, find_runs
 from nanproof.watch.security import POLICY
 from nanproof.watch.server import PAGE, page_file, serve
 from support.incidents import make_incident
@@ -122,7 +122,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UsageError, match=r"cannot be used.*choose another --port"):
-            serve(find_runs([str(tmp_path / "a.jsonl")]), port=taken.getsockname()[1])
+            serve(Finder([str(tmp_path / "a.jsonl")]), port=taken.getsockname()[1])
 
 
 def test_nothing_to_watch(tmp_path: Path) -> None:

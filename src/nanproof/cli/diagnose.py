@@ -46,6 +46,7 @@ def command(
     diagnosed. Exit code 0: a log shows a healthy run. 1: anything else.
     """
     from ..diagnosing import diagnose
+    from .progress import working
 
     if before_resume is not None:
         return _clear(screen, before_resume, paths)
@@ -55,7 +56,8 @@ def command(
     if report is not None and not paths and not facts and evidence is None:
         screen.data(report)
         return 0 if report.ok else 1
-    diagnosis = diagnose(list(paths), facts=_stated(facts), evidence=evidence, data=report)
+    with working(screen, f"reading {', '.join(paths)}"):
+        diagnosis = diagnose(list(paths), facts=_stated(facts), evidence=evidence, data=report)
     _show(screen, diagnosis, full=full, markdown=markdown, html=html)
     return 0 if diagnosis.benign else 1
 

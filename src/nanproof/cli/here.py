@@ -1,6 +1,6 @@
 """Bare ``nanproof``: what happened in this project, and the one command to type next.
 
-It looks, it does not diagnose: a second must be enough.
+It is a glance: on a small project it takes less than a second, on a large one it leaves the cause to `diagnose`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from ..text import plain, style
 from .shell import Screen
 
 if TYPE_CHECKING:
+    from ..diagnosing import Diagnosis
     from ..watch.runs import Run
 
 SCANNED = 64 << 20  # bytes of checkpoints that are read; more takes longer than anybody waits here
+PATIENCE, WAIT = 1.0, 4.0  # seconds for a diagnosis: of this process, and on the clock when the machine is busy
 _SCRIPTS = ("train", "main", "finetune", "pretrain", "run")
+_WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 _COLORS = {"died": "red", "stopped": "red", "finished": "green", "interrupted": "yellow", "stale": "yellow"}
 
 
@@ -38,44 +41,80 @@ class Here:
 def look(folder: Path) -> Here:
     """The newest run of a project: its state, its cause as far as it is known, its last healthy checkpoint."""
     with loading():
-        from ..logs import find_logs
-        from ..watch.runs import Run, typed
+        from ..watch.runs import Run, runs_below, typed
 
-    logs = find_logs(folder)
-    if not logs:
+    found = runs_below(folder)
+    if not found:
         return Here(next=_first_command(folder))
-    path = Path(os.path.relpath(logs[0].path, folder)) if folder != Path() else Path(logs[0].path)
-    run = Run(0, path, log_run=logs[0].run or None)
+    path, home = found[0].path, found[0].home
+    run = Run(0, path, log_run=found[0].run or None)
     run.poll()
     state, incidents = run.state(), run.incidents()
     lines: list[tuple[str, str]] = []
     loss = run.series.loss
     if loss is not None and len(loss):
         lines.append(("loss", _course(run)))
-    cause = next((i for i in incidents if i["where"] and i["mechanism"] not in ("", "unknown")), None)
+    cause = next((i for i in incidents if i["where"] and i["cause"]), None)
     if incidents:
         lines.append(("incidents", _counted(incidents)))
     if cause is not None:
-        lines.append(("cause", f"{cause['mechanism']} at {cause['where']} (step {cause['step']:,})"))
-    elif not state.healthy and state.kind not in ("stale", "interrupted"):
-        lines.append(("cause", "not known yet"))
+        lines.append(("cause", f"{cause['cause']} at {cause['where']} (step {cause['step']:,})"))
+    elif not state.healthy and state.kind not in ("stale", "interrupted") and not run.series.empty:
+        lines += _suspected(home)
     lines += _log_words(run)
-    good, words = _checkpoint(folder)
+    good, words = _checkpoint(folder, own=path, others=[place.home for place in found[1:]])
     lines += [("checkpoint", words)] if words else []
-    others = len({log.path for log in logs}) - 1
-    if others:
-        lines.append(("also", f"{others} older log{'s' if others > 1 else ''}, newest {_shown(logs[1].path)}"))
-    target = typed(path)
+    if others := len(found) - 1:
+        lines.append(("also", f"{others} older run{'s' if others > 1 else ''}, newest {_shown(found[1].name)}"))
+    trouble = bool(incidents) or state.since is not None or state.kind in ("died", "stopped")
+    command = _next(typed(home), state.kind, trouble=trouble, checkpoint=good)
+    if state.bad and run.series.empty:  # it never came to a step: what it printed says why
+        command = _again(path) or command
     return Here(
-        run=_shown(path), state=str(state), kind=state.kind, lines=tuple(lines),
-        next=_next(target, state.kind, dead=state.since is not None, incidents=bool(incidents), checkpoint=good),
-    )  # fmt: skip
+        run=_shown(path if home == folder else home),
+        state=str(state),
+        kind=state.kind,
+        lines=tuple(lines),
+        next=command,
+    )
 
 
-def _next(run: str, kind: str, *, dead: bool, incidents: bool, checkpoint: str) -> str:
-    if incidents:
-        return f"nanproof locate {run}"
-    if kind in ("died", "stopped") or dead:
+def _again(path: Path) -> str:
+    """The command that began a run, to be typed once more."""
+    import shlex
+
+    from ..watch.why import command_of
+
+    words = command_of(path)
+    return shlex.join(["nanproof", *words[words.index("run") :]]) if "run" in words else ""
+
+
+def _suspected(path: Path) -> list[tuple[str, str]]:
+    """The cause that a diagnosis finds, or its one question, as far as that takes no time."""
+    import threading
+    import time
+
+    from ..watch.why import diagnosed
+
+    found: list[Diagnosis | None] = []
+    thread = threading.Thread(target=lambda: found.append(diagnosed(path)[0]), daemon=True)
+    used, began = time.process_time(), time.monotonic()
+    thread.start()
+    while thread.is_alive() and time.process_time() - used < PATIENCE and time.monotonic() - began < WAIT:
+        thread.join(0.02)
+    diagnosis = found[0] if found else None
+    if diagnosis is None or not diagnosis.causes:
+        return [("cause", "not known yet")]
+    first = diagnosis.causes[0]
+    lines = [("cause", f"{first.confidence}: {first.title}")]
+    lines += [("evidence", first.evidence[0])] if first.evidence else []
+    if diagnosis.missing and not diagnosis.decided:
+        lines.append(("to decide", diagnosis.missing[0].asks))
+    return lines
+
+
+def _next(run: str, kind: str, *, trouble: bool, checkpoint: str) -> str:
+    if trouble:
         return f"nanproof diagnose {run if Path(run).is_dir() else '.'}"  # beside a log lie the code and the config
     if kind in ("running", "empty"):
         return f"nanproof watch {run}"
@@ -111,14 +150,19 @@ def _log_words(run: Run) -> list[tuple[str, str]]:
     return [("log", ", ".join(f"{n:,} {kind}{'s' if n > 1 else ''}" for n, kind in told))] if told else []
 
 
-def _checkpoint(folder: Path) -> tuple[str, str]:
-    """The last healthy checkpoint as one would type it, and what to say about all of them."""
+def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
+    """The run's last healthy checkpoint as one would type it, and what to say about all of them.
+
+    Checkpoints may lie anywhere in a project; those in the folder of another run are that run's.
+    """
     from ..diagnosing.sources.checkpoints import find_checkpoints
     from ..errors import NanproofError
     from ..watch.runs import typed
 
     try:
         found = [c for c in find_checkpoints([folder]) if "incidents" not in Path(c.path).parts]
+        homes = {p if p.is_dir() else p.parent for p in others} - {folder, own, *own.parents}
+        found = [c for c in found if not homes & {Path(c.path), *Path(c.path).parents}]
     except (NanproofError, OSError):
         return "", ""
     if not found:
@@ -160,7 +204,19 @@ def show_here(screen: Screen, here: Here) -> None:
         screen.result(f"next: {style(here.next, fg='cyan')}")
         screen.note("nanproof --help lists all commands")
         return
-    screen.result(f"{style(here.run, bold=True)}  {style(here.state, fg=_COLORS.get(here.kind, 'cyan'))}")
-    for word, words in here.lines[:7]:
-        screen.result(f"  {word:<11}{plain(words)}")
+    import shutil
+    import textwrap
+
+    width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
+    name, *rest = textwrap.wrap(f"{here.run}  {here.state}", width, subsequent_indent="  ", **_WHOLE)
+    color, whole = _COLORS.get(here.kind, "cyan"), name.removeprefix(here.run)
+    head = (
+        f"{style(here.run, bold=True)}{style(whole, fg=color)}" if name.startswith(here.run) else style(name, fg=color)
+    )
+    for line in [head, *(style(line, fg=color) for line in rest)]:
+        screen.result(line)
+    for word, words in here.lines[:8]:
+        first = f"  {word:<11}"
+        for line in textwrap.wrap(plain(words), width, initial_indent=first, subsequent_indent=" " * 13, **_WHOLE):
+            screen.result(line)
     screen.result(f"next: {style(here.next, fg='cyan')}")

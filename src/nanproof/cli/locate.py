@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -31,12 +28,14 @@ def command(screen: Screen, incident: str, step: str | None, precision: str | No
         return _stored(screen, incident)
     from ..locating.again import load_factory, play_again
     from ..locating.incidents import find_incident
+    from .progress import working
 
-    factory = load_factory(step)
+    with working(screen, f"loading {step}"):
+        factory = load_factory(step)
     folder, remark = find_incident(Path(incident))
     if remark:
         screen.note(remark)
-    with _status(screen) as progress:
+    with working(screen, "reading the incident") as progress:
         found = play_again(folder, factory, precision, progress)
     screen.data(found)
     if verify and not found.reproduced:
@@ -60,15 +59,3 @@ def _stored(screen: Screen, incident: str) -> int:
     screen.result(f"{kept.verdict} → {kept.action.kind}")
     screen.result(str(kept.location))
     return 1
-
-
-@contextmanager
-def _status(screen: Screen) -> Iterator[Callable[[str], None] | None]:
-    """What is being done, on a terminal only: a replay of a large model can take minutes."""
-    if not sys.stderr.isatty() or screen.quiet or screen.as_json:
-        yield None
-        return
-    from ..text import console
-
-    with console(err=True).status("reading the incident") as status:
-        yield status.update

@@ -1,9 +1,12 @@
-"""A progress bar for what takes longer than a second, on a terminal only."""
+"""Progress of what takes longer than a second, on a terminal only: a bar, or a word about what is being done."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..text import console
@@ -13,11 +16,35 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
+def _is_wanted(screen: Screen) -> bool:
+    return sys.stderr.isatty() and not screen.quiet and not screen.as_json
+
+
+@contextmanager
+def working(screen: Screen, words: str) -> Iterator[Callable[[str], None]]:
+    """A block that says what it is doing once it has taken a second; what it yields changes the words."""
+    if not _is_wanted(screen):
+        yield lambda _: None
+        return
+    from rich.markup import escape
+
+    status = console(err=True).status(escape(words))
+    timer = threading.Timer(1, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda now: status.update(escape(now))
+    finally:
+        timer.cancel()
+        timer.join()  # never begin after the end
+        status.stop()
+
+
 class Bar:
     """Counts bytes; without a total it only shows that something moves."""
 
     def __init__(self, screen: Screen, title: str, total: int | None = None) -> None:
-        self._wanted = sys.stderr.isatty() and not screen.quiet and not screen.as_json
+        self._wanted = _is_wanted(screen)
         self._title, self._total = title, total
         self._began, self._done = time.monotonic(), 0
         self._bar: Progress | None = None

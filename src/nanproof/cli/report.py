@@ -23,23 +23,25 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
 
     from ..errors import UsageError
     from ..watch.runs import find_runs
+    from .progress import working
 
     kind = Path(out).suffix.lower()
     if kind not in (".html", ".md", ".png"):
         raise UsageError(f"unsupported format {kind or out!r}", hint="use .html, .md or .png, as in -o report.html")
-    found = find_runs(runs, empty=False)
-    if kind == ".html":
-        from ..report.html import write_html
+    found = find_runs(runs)
+    with working(screen, f"reading {len(found):,} run{'s' if len(found) > 1 else ''}"):
+        if kind == ".html":
+            from ..report.html import write_html
 
-        write_html(found, out)
-    elif kind == ".md":
-        from ..report.markdown import write_markdown
+            write_html(found, out)
+        elif kind == ".md":
+            from ..report.markdown import write_markdown
 
-        write_markdown(found, out)
-    else:
-        from ..report.plot import write_png
+            write_markdown(found, out)
+        else:
+            from ..report.plot import write_png
 
-        write_png(found, out)
+            write_png(found, out)
     screen.data({"wrote": out, "runs": [{"name": r.name, "state": str(r.state())} for r in found], **_compared(found)})
     for run in found:
         screen.note(f"{run.name}: {run.state()}")
@@ -52,6 +54,6 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
 def _compared(runs: list[Run]) -> dict[str, Any]:
     if len(runs) != 2:
         return {}
-    from ..report.compare import compare
+    from ..watch.compare import compare
 
     return {"compared": compare(*runs)}

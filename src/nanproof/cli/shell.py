@@ -93,6 +93,8 @@ class Verbs(click.Group):
 
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"did you mean nanproof {close[0]}?" if close else "nanproof --help lists the commands"
+            if not close and os.path.exists(args[0]):  # noqa: PTH110 - pathlib would be loaded for this alone
+                hint = f"did you mean nanproof watch {args[0]}, or diagnose?"
             fail(f"unknown command {args[0]!r}", hint)
 
     def main(self, *args: Any, **rest: Any) -> Any:
@@ -101,12 +103,18 @@ class Verbs(click.Group):
         try:
             code = super().main(*args, **rest)
         except click.UsageError as error:
-            fail(error.format_message().rstrip("."), _example(error.ctx))
+            fail(_sentence(error), _example(error.ctx))
         except click.ClickException as error:
-            fail(error.format_message().rstrip("."))
+            fail(_sentence(error))
         except (click.Abort, KeyboardInterrupt):
             fail("interrupted", code=130)
         raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _sentence(error: click.ClickException) -> str:
+    """What click says, as all other errors begin and end."""
+    text = error.format_message().rstrip(".")
+    return text[:1].lower() + text[1:]
 
 
 def _example(ctx: click.Context | None) -> str:
@@ -135,6 +143,12 @@ def explain_failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, "check the path"
     return f"{type(error).__name__}: {error}", "run it again with --debug and report what it prints"
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether it only followed from Ctrl-C: a library that was interrupted while it loaded fails in its own way."""
+    cause = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (cause is not None and _was_interrupted(cause))
 
 
 def _is_network(error: BaseException) -> bool:
@@ -199,6 +213,8 @@ def verb(example: str, *, inert: bool = False) -> Callable[[Callable[..., int]],
             except Exception as error:
                 if debug:
                     raise
+                if _was_interrupted(error):
+                    fail("interrupted", code=130)
                 fail(*explain_failure(error))
             raise Done(code) if inert else SystemExit(code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +11,7 @@ from .shell import Screen, verb
 
 if TYPE_CHECKING:
     from ..watch.glance import Glance
-    from ..watch.runs import Run
+    from ..watch.runs import Finder, Run
 
 
 @verb(example="nanproof watch runs/a runs/b")
@@ -28,18 +29,18 @@ def command(
 
     The page of --web is served to this machine only, under an address that holds a random token.
     """
-    from ..watch.runs import find_runs
+    from ..watch.runs import Finder
 
-    found = find_runs(runs)
+    found = Finder(runs)
     if web:
         return _serve(screen, found, host, port, browser)
     hear = _Telling() if notify else None
     if screen.as_json:
         from ..watch.glance import glance
 
-        for run in found:
+        for run in found.runs:
             run.poll()
-        screen.data([glance(r.name, r.series, r.incidents(), r.state(), r.outlook) for r in found])
+        screen.data([glance(r.name, r.series, r.incidents(), r.state(), r.outlook) for r in found.runs])
         return 0
     from ..watch.tui import watch
 
@@ -68,7 +69,7 @@ class _Telling:
         self._last[run.id] = now
 
 
-def _serve(screen: Screen, found: list[Run], host: str, port: int, browser: bool) -> int:
+def _serve(screen: Screen, found: Finder, host: str, port: int, browser: bool) -> int:
     from ..watch.server import serve
 
     def ready(address: str) -> None:
@@ -80,5 +81,6 @@ def _serve(screen: Screen, found: list[Run], host: str, port: int, browser: bool
 
             webbrowser.open(address)
 
-    serve(found, host=host, port=port, ready=ready)
+    with suppress(KeyboardInterrupt):  # the way to end it
+        serve(found, host=host, port=port, ready=ready)
     return 0

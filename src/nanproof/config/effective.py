@@ -69,7 +69,7 @@ def find_effective(settings: Settings, project: Project) -> Effective:
     compute = by.dtype or "float32" if by is not None else "float32"
     lora = _has_lora(meaning, calls)
     quantised = any(is_on(v) for v in meaning.all("load_in_4bit")) or any(c.name == "BitsAndBytesConfig" for c in calls)
-    trained = "float32" if lora or (by is not None and by.what == "DeepSpeed") else weights
+    trained = "float32" if lora or _uses_deepspeed(settings, rows) else weights
     rows = [replace(r, effective=r is by or r is loaded) for r in rows]
     return Effective(
         stack=stack, compute=compute, by=next((r for r in rows if r.effective and r.what != "weights"), by), sure=sure,
@@ -142,6 +142,12 @@ def _scaler(stack: Stack, by: Row | None, compute: str, rows: list[Row], project
         return True
     hints = {n for n in project.reads.mentioned if "scaler" in n.lower()} - _NO_LOSS_SCALER
     return None if hints or not project.codes else False
+
+
+def _uses_deepspeed(settings: Settings, rows: list[Row]) -> bool:
+    """DeepSpeed keeps an fp32 copy of the weights that it trains, whatever they were loaded in."""
+    named = (v for v in settings if v.name in ("deepspeed", "deepspeed_config") and isinstance(v.value, str))
+    return any(r.what == "DeepSpeed" and r.dtype != "float32" for r in rows) or any(v.value for v in named)
 
 
 def _has_lora(meaning: Meaning, calls: tuple[Call, ...]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -45,6 +46,26 @@ class Launch:
 def read_launch(source: Source) -> Launch:
     """Read every command of a script that starts a Python program."""
     launch = Launch()
+    for words in _started(source, launch):
+        _program(launch, words, source.path)
+    return launch
+
+
+def programs(source: Source) -> Iterator[tuple[str, list[str]]]:
+    """The Python scripts that are started, each with its arguments; variables that are set there are filled in.
+
+    >>> list(programs(Source("run.sh", "LR=1e-3\\nCUDA_VISIBLE_DEVICES=0 python -u train.py --lr $LR > log.txt\\n")))
+    [('train.py', ['--lr', '1e-3'])]
+    """
+    for words in _started(source, Launch()):
+        texts = [w for w, _ in words]
+        script = next((i for i, w in enumerate(texts) if w.endswith(".py")), None)
+        if script is not None:
+            yield texts[script], texts[script + 1 :]
+
+
+def _started(source: Source, launch: Launch) -> Iterator[list[Word]]:
+    """The commands that start a program, with the variables before them put in; the environment goes to ``launch``."""
     variables: dict[str, str] = {}
     for words in _commands(source):
         words = [(_expand(w, variables), line) for w, line in words]
@@ -53,14 +74,15 @@ def read_launch(source: Source) -> Launch:
             if len(words) > 1:  # set for this command only
                 launch.environment[found[1]] = (found[2], words[0][1])
             words = words[1:]
+        if words and words[0][0] == "nohup":
+            words = words[1:]
         if words and words[0][0] == "export":
             for word, line in words[1:]:
                 if found := _ASSIGN.fullmatch(word):
                     variables[found[1]] = found[2]
                     launch.environment[found[1]] = (found[2], line)
         elif words and PurePath(words[0][0]).name in _LAUNCHERS:
-            _program(launch, words, source.path)
-    return launch
+            yield words
 
 
 def _commands(source: Source) -> list[list[Word]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..cards import card
 from .change import Change
 from .judge import Answer, Standing
 from .metric import Metric
@@ -91,6 +92,16 @@ class Outcome:
             return f"cured by {line.change.name}{values}{beside}{seeds}"
         loss = f", loss {line.loss:.4g}" if not line.metrics and math.isfinite(line.loss) else ""
         return f"{self.answer}: nothing tried cures it; the best was {line.change.name}{values}{beside}{loss}"
+
+    def _repr_html_(self) -> str:
+        rows = [("change", "result", "died at", "loss", "metric", "time per step")]
+        for line in self.lines:
+            died = f"{line.died_at:,}" if line.died_at is not None else ""
+            loss = f"{line.loss:.4g}" if math.isfinite(line.loss) else str(line.loss)
+            cost = f"× {line.cost:.2f}" if math.isfinite(line.cost) else ""
+            rows.append((line.change.name, line.standing, died, loss, line.values, cost))
+        return card(self.told, {"why it died": self.why}, good=self.healthy or self.answer == "cured", rows=rows,
+                    commands=[self.remedy] if self.remedy else [])  # fmt: skip
 
 
 def answer_of(standing: Standing | None) -> Answer:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..topics import Topic
-from .clue import PROVES, Clue, Test, value
+from .clue import Clue, Test, pro, value
 from .evidence import Evidence
 
 
@@ -37,6 +37,8 @@ class Cause:
     share: float
     """How common it is, in percent of incidents seen."""
     clues: tuple[Clue, ...]
+    replayed: tuple[str, ...] = ()
+    """The mechanisms of `nanproof locate` that prove it."""
     excluded: tuple[Exclusion, ...] = ()
     remedies: tuple[Remedy, ...]
     verify: str
@@ -49,8 +51,10 @@ class Cause:
 
     @property
     def all_clues(self) -> tuple[Clue, ...]:
-        """Its own clues, and that a known bug is a case of it."""
-        return (*self.clues, Clue(weight=PROVES, when=value("known-bug", self.name), says="a known bug fits"))
+        """Its own clues, what a replay of the bad step proves, and that a known bug is a case of it."""
+        replayed = pro("replayed", value("mechanism", *self.replayed), "replaying the bad step showed it")
+        known = pro("proves", value("known-bug", self.name), "a known bug fits")
+        return (*self.clues, *([replayed] if self.replayed else ()), known)
 
     def remedy(self, evidence: Evidence) -> str:
         known = evidence.named(f"remedy-{self.name}")
@@ -61,7 +65,7 @@ class Cause:
     @property
     def topic(self) -> Topic:
         """Its page."""
-        pro = "\n".join(f"- {c.says}" for c in self.clues if c.weight > 0)
+        pro = "\n".join(f"- {c.says}" for c in self.all_clues[:-1] if c.weight > 0)
         con = [f"- {c.says}" for c in self.clues if c.weight < 0]
         con += [f"- {e.says}: it cannot be this" for e in self.excluded]
         fixes = "\n".join(f"- {r.does}" for r in self.remedies)

@@ -1,7 +1,7 @@
 """The small language in which causes say what speaks for them and against them.
 
 >>> from nanproof.diagnosing.evidence import Evidence, Fact
->>> clue = Clue(weight=POINTS, when=both(flag("nan-after-first-step"), value("weights", "fp16")), says="fp16 weights")
+>>> clue = Clue(weight=2.0, when=both(flag("nan-after-first-step"), value("weights", "fp16")), says="fp16 weights")
 >>> clue.found(Evidence.of(Fact(name="nan-after-first-step")))
 ()
 >>> clue.found(Evidence.of(Fact(name="nan-after-first-step"), Fact(name="weights", value="fp16")))[1].said
@@ -13,21 +13,21 @@ times likelier, as a natural logarithm, the fact is under this cause than under 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from .evidence import Evidence, Fact
 from .vocabulary import PRODUCED
 
 Test = Callable[[Evidence], tuple[Fact, ...]]
 
-HINTS = 0.5
-SUGGESTS = 1.0
-POINTS = 2.0
-NAMES = 3.0
-PROVES = 5.0
-REPLAYED = 8.0
-"""What a replay of the bad step showed outranks any statistics."""
+Weight = Literal["faint", "hints", "suggests", "points", "names", "proves", "replayed"]
+WEIGHTS: Mapping[Weight, float] = {
+    "faint": 0.1,  # enough to be named among the possible, too little to move anything
+    "hints": 0.5, "suggests": 1.0, "points": 2.0, "names": 3.0, "proves": 5.0,
+    "replayed": 8.0,  # what a replay of the bad step showed outranks any statistics
+}  # fmt: skip
 MOST_CITED = 4
 
 
@@ -137,11 +137,15 @@ def either(*tests: Test) -> Test:
     return test
 
 
-def pro(weight: float, when: Test, says: str, *, unless: Test | None = None) -> Clue:
+def pro(weight: Weight | float, when: Test, says: str, *, unless: Test | None = None) -> Clue:
     """A clue that speaks for a cause."""
-    return Clue(weight=weight, when=when, says=says, unless=unless)
+    return Clue(weight=_odds(weight), when=when, says=says, unless=unless)
 
 
-def con(weight: float, when: Test, says: str, *, unless: Test | None = None) -> Clue:
+def con(weight: Weight | float, when: Test, says: str, *, unless: Test | None = None) -> Clue:
     """A clue that speaks against a cause."""
-    return Clue(weight=-weight, when=when, says=says, unless=unless)
+    return Clue(weight=-_odds(weight), when=when, says=says, unless=unless)
+
+
+def _odds(weight: Weight | float) -> float:
+    return WEIGHTS[weight] if isinstance(weight, str) else weight

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.hardening import harden
-from ..config.launch import read_launch
-from ..config.source import Source
+from ..config.launch import programs
 from ..errors import NanproofError
 from .evidence import Fact
+from .sources.typed import typed_commands
 
 if TYPE_CHECKING:
     from .run import Run
@@ -62,12 +62,15 @@ class Commands:
             return ""
         for script, arguments in self._launches():
             if _can_start(script, arguments):
-                return shlex.join(["nanproof", "run", _path(script), *arguments])
+                ranks = ["--nproc", "1"] if "init_process_group" in script.read_text(encoding="utf-8") else []
+                return shlex.join(["nanproof", "run", *ranks, _path(script), *arguments])
         return ""
 
-    def ask(self, fact: str, answer: str) -> str:
-        """The command that answers a question: the guarded run finds out by itself, or the user says it."""
-        return self.guard() or " ".join(["nanproof diagnose", *self._given, f"--fact {fact}={shlex.quote(answer)}"])
+    def ask(self, fact: str, answers: Iterable[str]) -> tuple[str, ...]:
+        """What answers a question: the guarded run, which finds out by itself, or the user, with one of these."""
+        if guarded := self.guard():
+            return (guarded,)
+        return tuple(" ".join(["nanproof diagnose", *self._given, f"--fact {fact}={a}"]) for a in answers)
 
     def _specific(self, name: str, facts: list[Fact]) -> Iterator[str]:
         run = self._run
@@ -119,21 +122,14 @@ class Commands:
                     return
 
     def _launches(self) -> Iterator[tuple[Path, list[str]]]:
-        """Scripts with their arguments: of launch scripts, then of training scripts without any."""
+        """Scripts with the arguments that they were started with, then training scripts without any."""
         assert self._run is not None
         places = self._run.places
-        for config in self._run.configs:
-            if config.kind != "shell":
-                continue
-            try:
-                text = config.path.read_text(encoding="utf-8", errors="replace")
-                names = read_launch(Source(str(config.path), text)).scripts
-            except (OSError, NanproofError):
-                continue
-            for name in names[:1]:
-                script = next((p for p in (places.root / name, config.path.parent / name) if p.is_file()), None)
-                arguments = _arguments(text, name)
-                if script is not None and arguments is not None:
+        for source in typed_commands(places):
+            for name, arguments in programs(source):
+                around = (places.root / name, places.root / Path(source.path).parent / name)
+                script = next((p for p in around if p.is_file()), None)
+                if script is not None and not any(c in word for word in arguments for c in "$`"):
                     yield script, arguments
         for script in sorted(places.code, key=lambda p: (len(p.parts), not p.name.startswith("train"), p.name)):
             if script.stem.startswith(("train", "main", "finetune", "pretrain", "run")):
@@ -145,21 +141,6 @@ def _path(path: str | os.PathLike[str]) -> str:
     shown = os.path.relpath(path)
     far = Path(shown).parts[:4] == (os.pardir,) * 4
     return shlex.quote(str(Path(path).absolute()) if far else shown)
-
-
-def _arguments(text: str, script: str) -> list[str] | None:
-    """The words behind the script on its line; None when they need a shell to be understood."""
-    joined = text.replace("\\\n", " ")
-    for line in joined.splitlines():
-        if script in line and not line.lstrip().startswith("#"):
-            rest = line.partition(script)[2]
-            if any(c in rest for c in "$`|<>;&*"):
-                return None
-            try:
-                return shlex.split(rest)
-            except ValueError:
-                return None
-    return None
 
 
 def _can_start(script: Path, arguments: list[str]) -> bool:
@@ -176,7 +157,23 @@ def _can_start(script: Path, arguments: list[str]) -> bool:
     defined, used, star = _names(tree)
     if not star and used - defined - set(dir(builtins)) - {"__file__", "__name__", "__doc__"}:
         return False
-    return all(_importable(module, script.parent) for module in _modules(tree))
+    files = [*_files(tree), *(Path(a) for a in arguments if Path(a).suffix in _FILES)]
+    return all(f.exists() for f in files) and all(_importable(module, script.parent) for module in _modules(tree))
+
+
+_FILES = frozenset({".csv", ".tsv", ".npy", ".npz", ".json", ".jsonl", ".pt", ".pth", ".ckpt", ".pkl", ".yaml", ".yml",
+                    ".txt", ".parquet", ".h5", ".toml", ".bin", ".safetensors"})  # fmt: skip
+
+
+def _files(tree: ast.AST) -> Iterator[Path]:
+    """The files that a script reads by a name written in it, from the current directory."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name, callee = node.args[0].value, ast.unparse(node.func).rpartition(".")[2]
+            writes = callee == "open" and len(node.args) > 1 and "r" not in ast.unparse(node.args[1])
+            reads = callee in ("open", "load", "loadtxt", "genfromtxt", "fromfile", "memmap") or "read" in callee
+            if reads and not writes and isinstance(name, str) and Path(name).suffix in _FILES:
+                yield Path(name)
 
 
 def _names(tree: ast.AST) -> tuple[set[str], set[str], bool]:

@@ -42,12 +42,13 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """The fact that would decide between the first causes, and the command that answers it."""
+    """The fact that would decide between the first causes, and the commands that answer it."""
 
     fact: str
     asks: str
     answers: tuple[str, ...]
-    command: str
+    commands: tuple[str, ...]
+    """The guarded run, which finds out by itself, where it can be started; else one for each answer, in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ def conclude(evidence: Evidence, *, commands: Commands | None = None, **rest: An
     asked = () if sure or healthy else best_questions(evidence, ranked, limit=1)
     missing = tuple(_missing(q, build) for q in asked)
     first = next((s for s in suspects if broke or healthy or not s.harmless), None)
-    printed = [*(first.commands if first is not None else ()), *(m.command for m in missing)]
+    printed = [*(first.commands if first is not None else ()), *(c for m in missing for c in m.commands)]
     return Diagnosis(
         causes=suspects,
         verdict="healthy" if healthy else "broken" if broke else "unknown",
@@ -162,5 +163,5 @@ def _suspect(ranked: Ranked, evidence: Evidence, commands: Commands, broke: bool
 
 def _missing(question: Question, commands: Commands) -> Missing:
     answers = tuple(question.answers)
-    command = commands.ask(question.name, answers[0])
-    return Missing(fact=question.name, asks=question.asks, answers=answers, command=command)
+    asked = commands.ask(question.name, answers)
+    return Missing(fact=question.name, asks=question.asks, answers=answers, commands=asked)

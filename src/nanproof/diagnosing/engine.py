@@ -19,7 +19,7 @@ from typing import Literal
 
 from .cause import Cause
 from .causes import all_causes
-from .clue import NAMES, POINTS, PROVES, Clue
+from .clue import WEIGHTS, Clue
 from .evidence import Evidence, Fact
 
 Confidence = Literal["strong", "likely", "possible"]
@@ -72,10 +72,11 @@ class Ranked:
     def judge(self, limits: Limits) -> Confidence:
         """The word for how sure this is."""
         best = max((c.weight for c, facts in self.speaking if not _prose(facts)), default=0.0)
-        proved = best >= PROVES and self.hard >= PROVES
-        if self.share >= limits.strong_share and (proved or (best >= NAMES and self.hard >= limits.strong_weight)):
+        proved = min(best, self.hard) >= WEIGHTS["proves"]
+        named = best >= WEIGHTS["names"] and self.hard >= limits.strong_weight
+        if self.share >= limits.strong_share and (proved or named):
             return "strong"
-        if self.share >= limits.likely_share and best >= POINTS and self.hard >= limits.likely_weight:
+        if self.share >= limits.likely_share and best >= WEIGHTS["points"] and self.hard >= limits.likely_weight:
             return "likely"
         return "possible"
 

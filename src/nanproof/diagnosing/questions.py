@@ -33,10 +33,6 @@ class Question:
     def facts(self, answer: str, where: str = "--fact") -> tuple[Fact, ...]:
         return tuple(_fact(word, where, f"{self.name}={answer}") for word in self.answers[answer].split())
 
-    @property
-    def command(self) -> str:
-        return f"nanproof diagnose --fact {self.name}={next(iter(self.answers))}"
-
 
 def _fact(word: str, where: str, words: str) -> Fact:
     name, _, value = word.partition("=")

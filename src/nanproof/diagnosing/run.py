@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from ..checkpoint.config import differences
 from ..checkpoint.report import ScanReport
+from ..config.launch import read_launch
 from ..logs import Series
+from ..logs.readers.notebook import read_notebook
 from ..logs.timeline import timeline
 from .diagnosis import Looked, Moment
 from .evidence import Fact
@@ -31,6 +33,7 @@ from .sources.in_force import (
     InForce,
     Setting,
     head_of,
+    interpret,
     read_header,
     read_python,
     read_settings,
@@ -40,10 +43,12 @@ from .sources.incidents import read_incidents
 from .sources.logs import rate_in_force, read_logs
 from .sources.part import Part, join, name_in, shorten
 from .sources.places import Places, find_places
+from .sources.typed import shown_commands
 from .useless import find_useless
 
 T = TypeVar("T")
 MAX_CODE = 300
+_MILESTONES = ("milestones", "lr_steps", "lr_milestones", "decay_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +102,11 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
     ))  # fmt: skip
     force = _decided(settings, force)
     settings = _without(settings, force)
-    code = attempt("code", nothing, lambda: read_code(places.code, root))
+    code = attempt("code", nothing, lambda: read_code([*places.code, *places.notebooks], root))
     signs = attempt("code", no_facts, lambda: list(_signs(places)))
     data = attempt("data", nothing, lambda: read_data(places.data, root))
-    rates = attempt("log", no_facts, lambda: compare_rates(configs, series, reports, root))
+    resumed = any(f.name == "resumed" for p in (logs, settings) for f in p.facts)
+    rates = attempt("log", no_facts, lambda: compare_rates(configs, series, reports, root, resumed=resumed))
     useless = attempt("log", nothing, lambda: find_useless(series, root))
     looked = Part(looked=(*failed, *_absent(places, configs)), notes=places.notes)
     unscaled = attempt("code", no_facts, lambda: list(_unscaled(places, force)))
@@ -113,7 +119,7 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
 def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
     """The facts of what was in force; silence of training code that was read means fp32 weights and compute."""
     yield from force.facts()
-    if any(f.name == "half-weights" for f in signs):
+    if any(f.name == "half-weights" for f in signs) and not force.master_weights:
         half = next(f for f in signs if f.name == "half-weights")
         yield Fact(name="weights", value="fp16", where=half.where, words=half.words)
 
@@ -163,6 +169,11 @@ def _settings(
     for path in dict.fromkeys([*texts, *others]):
         if path.is_file():
             yield from read_header(head_of(path), name_in(root, path))
+    for path in places.notebooks:
+        yield from read_header(read_notebook(path.read_bytes()).printed, name_in(root, path))
+    for source in shown_commands(places):
+        for value in read_launch(source).values:
+            yield from interpret(value.key, value.value, source.path, COMMAND)
     runs = _runs(places)
     for config in configs:
         if config.kind == "python":
@@ -205,9 +216,12 @@ def _autocasts(tree: ast.AST, name: str) -> Iterator[Setting]:
 
 
 def _trees(places: Places) -> Iterator[tuple[str, ast.AST, str]]:
-    for path in sorted(places.code)[:MAX_CODE]:
+    for path in sorted([*places.code, *places.notebooks])[:MAX_CODE]:
         try:
-            text = path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size < (1 << 20) else ""
+            notebook = path.suffix == ".ipynb"
+            small = notebook or path.stat().st_size < (1 << 20)
+            text = path.read_text(encoding="utf-8", errors="replace") if small else ""
+            text = read_notebook(text.encode()).code if notebook else text
             tree = ast.parse(text)
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
@@ -215,8 +229,13 @@ def _trees(places: Places) -> Iterator[tuple[str, ast.AST, str]]:
 
 
 def _signs(places: Places) -> Iterator[Fact]:
-    for name, tree, text in _trees(places):
-        yield from signs_of(tree, text, name)
+    found = [fact for name, tree, text in _trees(places) for fact in signs_of(tree, text, name)]
+    empty = any("to_empty(" in text or "init_empty_weights" in text for _, _, text in _trees(places))
+    for fact in found:
+        if fact.name == "left-out-of-init":  # matters only where memory is all that a parameter starts from
+            yield from [Fact(name="raw-parameters", where=fact.where, words=fact.words)] if empty else []
+        else:
+            yield fact
 
 
 def _versions(places: Places) -> Iterator[Fact]:
@@ -252,7 +271,8 @@ def _runs(places: Places) -> list[Path]:
 def _absent(places: Places, configs: Sequence[Config]) -> list[Looked]:
     """What there was none of: unknown is not clean."""
     kinds = (
-        ("log", places.logs), ("config", configs), ("checkpoint", places.checkpoints), ("code", places.code),
+        ("log", places.logs), ("config", configs), ("checkpoint", places.checkpoints),
+        ("code", [*places.code, *places.notebooks]),
         ("environment", places.environment),
     )  # fmt: skip
     return [Looked(mark="✗", what=what, found="none found") for what, found in kinds if not found]
@@ -286,8 +306,9 @@ def _known_of_checkpoint(reports: Sequence[ScanReport]) -> dict[str, object]:
 
 
 def compare_rates(
-    configs: Sequence[Config], series: Sequence[Series], reports: Sequence[ScanReport], root: Path
-) -> list[Fact]:
+    configs: Sequence[Config], series: Sequence[Series], reports: Sequence[ScanReport], root: Path, *,
+    resumed: bool = False,
+) -> list[Fact]:  # fmt: skip
     """The learning rate in the log, in the checkpoints and in the config.
 
     A schedule never goes above the configured rate, so a higher one in the log was not configured. What a checkpoint
@@ -299,12 +320,13 @@ def compare_rates(
     rate, value = max(written, key=lambda pair: pair[0])
     where = shorten(value.where, root)
     facts = [Fact(name="lr-wanted", value=rate, where=where)]
+    facts += _passed_milestone(configs, series, root) if resumed else ()
     logged = rate_in_force(series, root)
     if logged is None or logged.rate <= 1.05 * rate:
         return facts
     words = f"{logged.log}: lr {logged.rate:.2e} from step {logged.since:,} on; config: {value.text} ({where})"
     other = [r for r in reports if any(d.setting == "lr" for d in differences(r.settings, {"lr": rate}))]
-    restored = logged.resumed or bool(other)
+    restored = resumed or logged.resumed or bool(other)
     name = "lr-in-force" if restored else "lr-above-config"
     facts.append(Fact(name=name, value=logged.rate, where=logged.log, words=words))
     for report in other:
@@ -312,6 +334,25 @@ def compare_rates(
         found = restored_rate(report) or 0.0
         facts.append(Fact(name="lr-in-checkpoint", value=found, where=place, words=f"{place}: {_restores(report)}"))
     return facts
+
+
+def _passed_milestone(configs: Sequence[Config], series: Sequence[Series], root: Path) -> Iterator[Fact]:
+    """A step at which the config lowers the rate, and the log shows that nothing changed there."""
+    steps = [(v, m) for c in configs for v in c.settings if v.name in _MILESTONES and isinstance(v.value, tuple)
+             for m in v.value if isinstance(m, int | float)]  # fmt: skip
+    for one in series:
+        if one.lr is None or one.unit != "step":
+            continue
+        rate = one.lr.only(~one.lr.bad)
+        for value, milestone in steps:
+            before, after = rate.values[rate.steps < milestone][-3:], rate.values[rate.steps > milestone][:3]
+            if len(before) == len(after) == 3 and len({*before.tolist(), *after.tolist()}) == 1:
+                where = name_in(root, one.source)
+                words = (
+                    f"lr stays at {before[0]:g} across step {milestone:,}, a milestone ({shorten(value.where, root)})"
+                )
+                yield Fact(name="lr-in-force", value=float(before[0]), where=where, words=words)
+                return
 
 
 def _restores(report: ScanReport) -> str:

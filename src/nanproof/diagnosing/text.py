@@ -103,9 +103,9 @@ class _Page:
 
     def _ask(self, missing: tuple[Missing, ...]) -> Iterator[str]:
         for question in missing:
-            answers = " or ".join(question.answers)
-            yield from self._wrap(f"To decide: {question.asks} ({question.fact}: {answers})", 2)
-            yield from self._commands("run", (question.command,))
+            several = " Run the one that is true:" if len(question.commands) > 1 else ""
+            yield from self._wrap(f"To decide: {question.asks}{several}", 2)
+            yield from self._commands("run", question.commands)
 
     def _entry(self, name: str, lines: tuple[str, ...]) -> Iterator[str]:
         for i, line in enumerate(lines):
@@ -145,7 +145,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
         lines += [f"- **Verify:** {_cell(cause.verify)}", ""]
     if diagnosis.missing:
         lines += ["## What would decide", ""]
-        lines += [f"- {m.asks} `{plain(m.command)}`" for m in diagnosis.missing] + [""]
+        lines += [f"- {m.asks} {' or '.join(f'`{plain(c)}`' for c in m.commands)}" for m in diagnosis.missing] + [""]
     lines += [f"> {_cell(n)}" for n in diagnosis.notes]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -188,7 +188,9 @@ def as_html(diagnosis: Diagnosis) -> str:
             parts.append(f"<dt>{name}" + "".join(f"<dd>{e(line)}" for line in lines or ("—",)))
         parts.append("</dl>")
     if diagnosis.missing:
-        asked = (f"<li>{e(m.asks)} <code>{e(m.command)}</code>" for m in diagnosis.missing)
+        asked = (
+            f"<li>{e(m.asks)} {' or '.join(f'<code>{e(c)}</code>' for c in m.commands)}" for m in diagnosis.missing
+        )
         parts.append(f"<h2>What would decide</h2><ul>{''.join(asked)}</ul>")
     parts += [f"<p>{e(n)}" for n in diagnosis.notes]
     return "\n".join(parts) + "\n"

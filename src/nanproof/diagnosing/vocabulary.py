@@ -101,6 +101,8 @@ SIGNS: Mapping[str, str] = {
     "divides-by-std": "values are divided by their standard deviation",
     "grad-nan-skipped": "single gradient norms are NaN while the loss goes on falling",
     "half-weights": "the weights are cast to fp16",
+    "bypasses-ddp": "the loss does not go through DistributedDataParallel",
+    "labels-truncated": "labels are cut to a length",
     "left-padding": "sequences are padded on the left",
     "loss-infinite-first": "the loss is infinite before it is NaN",
     "loss-turned-zero": "the logged loss turned to exactly 0.0 and stayed there",

@@ -24,6 +24,7 @@ from ..tensors import is_finite, tensors_in
 from .data import DataSource, address_of, describe_batch
 from .guard import Guard
 from .hooks import Hook
+from .left_out import Calls
 from .optimizer_groups import Members, OptimizerGroup
 from .readback import Signals
 from .rng_tracking import RngTracking
@@ -33,6 +34,8 @@ from .training import gradients_of, scale_of
 from .update import clip
 
 log = logging.getLogger("nanproof")
+SAID = 3
+"""So many of the passes that a script leaves out are told one by one."""
 
 
 class _Veto(BaseException):
@@ -107,6 +110,9 @@ class ExternalLoop:
         """``busy``: whether the guard is at work and may run passes of its own."""
         self._depth = 0
         self._called: tuple[Any, Any] = ((), {})
+        self._calls = Calls(self._left_out)
+        self._cleared_by: set[int] = set()
+        """Optimizers that have cleared their gradients since the last backward pass."""
         self._rng = RngTracking()
         self._made: set[tuple[str, int]] = set()
         """Where the outputs of the hooked modules are, in this step and the one before."""
@@ -145,9 +151,9 @@ class ExternalLoop:
             assert self._open is not None
             here = self._open.passes[-1]
             named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
-            given = named if kwargs else args[0] if len(args) == 1 else args
-            here.inputs = given if here.inputs is None else [here.inputs, given]
-            here.capture.before(module, args, kwargs)
+            call = self._calls.begin(named if kwargs else args[0] if len(args) == 1 else args)
+            call.capture.before(module, args, kwargs)
+            here.inputs, here.capture = self._calls.joined()
         self._called = (args, kwargs)
         self._engine.before_call()
 
@@ -164,7 +170,7 @@ class ExternalLoop:
             with self._at_work():
                 output = self._engine.heal_call(self._open, module, *self._called, output)
             with self._engine.surviving("watching a forward pass"):
-                self._open.passes[-1].capture.after(module, output)
+                self._calls.end(module, output)
                 self._made.update(address_of(t) for _, t in tensors_in(output))
                 self._rng.leave()
         return None if output is given else output
@@ -196,23 +202,49 @@ class ExternalLoop:
         self._forward = True
         self._open.passes.append(Pass(batch=batch, random=random))
 
+    def clearing(self, optimizer: Optimizer) -> None:
+        """Gradients are about to be cleared; where no step was taken with them, the script skips it itself."""
+        if self._open is None or self._judged or not self._backwards or self.busy or not self.owns(optimizer):
+            return
+        self._cleared_by.add(self._numbers[id(optimizer)])
+        if len(self._cleared_by) == len(self._numbers):
+            with self._engine.surviving("looking at a step that the script skips"):
+                self._discard()
+
     def _cleared(self) -> bool:
         """Whether the script has thrown the gradients of the passes so far away: it skips steps itself."""
-        if self._witness is None or self._witness.grad is not None:
-            return False
-        self._witness = None
-        self._discard()
-        return True
+        if self._witness is not None and self._witness.grad is None:
+            self._discard()
+            return True
+        return False
 
     def _discard(self) -> None:
-        """The loop does not use the passes so far; count them if they were not finite."""
+        """The loop does not use the passes so far; a forward pass that is still without backward is another step's."""
         step = self._open
-        if step is not None and not all(map(is_finite, step.signals.losses)):  # host sync: only where a loop skips
-            self._engine.tally.discarded += 1
+        if step is None:
+            return
+        grads = [g for _, g in gradients_of(self.guard.training.parameters)]
+        seen = [*step.signals.losses, *([total_norm(grads)] if grads else [])]
+        if not all(map(is_finite, seen)):  # host sync: only where a loop skips
+            self._left_out(step.passes[0])
+        self._backwards, self._witness = 0, None
+        step.passes, step.signals = step.passes[-1:] if self._forward else [], Signals()
+        if not self._forward:
+            self._open = None
+
+    def _left_out(self, one: Pass) -> None:
+        """A pass that was not finite and that the loop itself leaves out: counted, and the first ones are said."""
+        tally = self._engine.tally
+        tally.discarded += 1
+        self._name_batch(one)
+        if tally.discarded <= SAID and self.guard.rank == 0:
+            about = f": {one.about}" if one.about else ""
+            log.warning("nanproof: the script left out a pass that was not finite%s", about)
 
     def _new_step(self, *, capture: bool) -> OpenStep:
         self._settle()
         self._judged.clear()
+        self._calls.settle(self._engine.tally.steps)
         self._backwards, self._witness = 0, None
         self._made, self._made_before = set(self._made - self._made_before), self._made - self._made_before
         step = self._engine.begin(capture=capture)
@@ -231,7 +263,9 @@ class ExternalLoop:
             self._open = self._new_step(capture=False)
         step = self._open
         if self._cleared():
-            step.passes, step.signals = step.passes[-1:], Signals()
+            self._open = step
+        self._cleared_by.clear()
+        self._calls.before_backward(loss)
         self._rng.enter()
         self._in_backward, self._forward = True, False
         if self._witness is None:
@@ -287,6 +321,9 @@ class ExternalLoop:
         if error is not None:
             self.abandon(error)
             return
+        with self._engine.surviving("looking at what a backward pass came by"):
+            if self._open is not None and self._open.passes:
+                self._calls.after_backward(self._open.passes[-1], self._engine.tally.steps)
         if self._witness is None:
             self._witness = next((p for p in self._without if p.grad is not None), None)
         with self._engine.surviving("tracking random states"):
@@ -296,6 +333,7 @@ class ExternalLoop:
         """The loop raised inside a step: if it goes on, that batch has left no trace."""
         step = self._open
         self._depth, self._forward = 0, False
+        self._calls.drop()
         if step is None or self._judged or not self.guard.open:
             return
         with self._engine.surviving("undoing a step that raised"):
@@ -540,9 +578,8 @@ class ExternalLoop:
         """End the run: account for what is pending, leave the model, write the log, say what happened."""
         if self.guard.open:
             self._settle()
-            if self._open is not None and self._forward:
-                self._name_batch(self._open.passes[-1])
-                self._engine.tally.discarded += self._open.passes[-1].has_bad_input
+            with self._engine.surviving("counting what the script left out"):
+                self._calls.settle()
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()

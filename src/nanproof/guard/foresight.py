@@ -23,6 +23,7 @@ from ..errors import UsageError
 from ..floats import format_of
 from ..forecast import EarlyWarning, Forecast
 from ..records import Reading
+from ..tensors import local_values
 from .hooks import Hook
 from .options import Watch
 from .precursors import Precursors
@@ -33,6 +34,8 @@ BEGINNING = 20
 """The first steps are all read: without a history there is no forecast."""
 _LARGEST = ("update_ratio", "g2_over_v")
 """Of each, the log has the largest over all weight matrices; the forecast has every one."""
+_BY_MATRIX = ("grad_norm", "update_ratio")
+"""Of the parameters that are watched, the log has these one by one."""
 
 
 class Foresight:
@@ -84,6 +87,9 @@ class Foresight:
             for name, p in self._params:
                 names.append(f"param/{name}")
                 values.append((p.detach() if p.numel() == 1 else absmax(p)).reshape(1))
+                if p.dim() > 1:
+                    names.append(f"weight_norm/{name}")
+                    values.append(torch.linalg.vector_norm(local_values(p.detach()), dtype=torch.float32).reshape(1))
         if self._precursors is not None and (self._on or self._after):
             found = self._precursors.read(gradients=gradients and self._on)
             if found is not None:
@@ -106,8 +112,15 @@ class Foresight:
             self._outputs.choose(outputs)
         kept = {f"absmax/{name}" for name in self._outputs.names}
         known = {k: v for k, v in signals.items() if not k.startswith("absmax/") or k in kept}
-        warning = self._forecast.read(reading.step, {**values, **known}, limits)
-        logged = {k: v for k, v in known.items() if k.partition("/")[0] not in (*_LARGEST, "grad_norm")}
+        foreseen = {k: v for k, v in known.items() if not k.startswith("weight_norm/")}
+        warning = self._forecast.read(reading.step, {**values, **foreseen}, limits)
+        watched = {f"{kind}/{name}" for name, _ in self._params for kind in _BY_MATRIX}
+        logged = {k: v for k, v in known.items() if k.partition("/")[0] not in (*_LARGEST, "grad_norm") or k in watched}
+        logged |= {
+            f"headroom/{n}": room
+            for n in self._outputs.names
+            if (room := self._outputs.room(n, outputs.get(n))) is not None
+        }
         for kind in _LARGEST:
             found = [v for k, v in known.items() if k.startswith(f"{kind}/") and math.isfinite(v)]
             logged |= {kind: max(found)} if found else {}
@@ -142,10 +155,16 @@ class Outputs:
         if on:
             self.seen = {}
 
+    def room(self, name: str, largest: float | None) -> float | None:
+        """The headroom of an output: powers of two up to its dtype's maximum."""
+        if largest is None or not 0 < largest < math.inf or name not in self.limits:
+            return None
+        return math.log2(self.limits[name] / largest)
+
     def choose(self, largest: Mapping[str, float]) -> None:
         """Keep the outputs that could overflow first, of those that were seen; the other hooks are removed."""
-        room = {n: math.log2(self.limits[n] / v) for n, v in largest.items() if 0 < v < math.inf and n in self.limits}
-        nearest = [n for n in sorted(room, key=lambda n: room[n]) if n not in self.names]
+        rooms = {n: room for n, v in largest.items() if (room := self.room(n, v)) is not None}
+        nearest = [n for n in sorted(rooms, key=lambda n: rooms[n]) if n not in self.names]
         self.names += nearest[: self._automatic]
         self.chosen = True
         for name in set(self.hooks) - set(self.names):

@@ -44,6 +44,8 @@ class ForwardCapture:
         self._outputs = 0
         self._backward: tuple[str, int, str] = ("", 0, "")
         self._node = ""
+        self.reached = False
+        """Whether a backward pass came by."""
         self._outputs_were_good = False
         """Whether a replay has come to the model's outputs and found them finite."""
 
@@ -64,7 +66,20 @@ class ForwardCapture:
         for i, tensor in enumerate(found):
             tensor.register_hook(functools.partial(self._keep, i))  # type: ignore[no-untyped-call]
 
+    @property
+    def hooked(self) -> bool:
+        """Whether a backward pass would be heard of."""
+        return self._outputs > 0
+
+    @classmethod
+    def of_several(cls) -> ForwardCapture:
+        """Stands for several calls, which cannot be replayed as one."""
+        found = cls()
+        found._several = True
+        return found
+
     def _keep(self, i: int, gradient: Tensor | None) -> None:
+        self.reached = True
         # an output that the loss leaves out gets none, as behind DDP with find_unused_parameters
         if gradient is not None and gradient.nbytes <= KEPT_BYTES:
             self._gradients[i] = gradient.detach()

@@ -23,7 +23,8 @@ class Watch:
     modules: Sequence[str] = ()
     """Patterns of module names whose outputs' largest magnitude is read, with its headroom to the dtype's maximum."""
     params: Sequence[str] = ()
-    """Patterns of parameter names whose largest magnitude is read (gates, temperatures, scales)."""
+    """Patterns of parameter names whose largest magnitude is read (gates, temperatures, scales); of weight matrices
+    the log also has the norm, the gradient norm and the relative size of updates."""
     automatic: int = 8
     """How many module outputs are watched besides: those that have the least headroom in the first step. 0: none, and
     no weight matrices either."""
@@ -35,6 +36,9 @@ class Watch:
     """Warn when no parameter has changed over that many steps."""
 
     def __post_init__(self) -> None:
+        for name in ("modules", "params"):  # one pattern is a pattern, not a row of letters
+            if isinstance(pattern := getattr(self, name), str):
+                object.__setattr__(self, name, (pattern,))
         check_numbers("watch.", every=self.every, chance=self.chance, still_after=self.still_after)
         if self.automatic < 0:
             raise UsageError(f"watch.automatic is {self.automatic}", hint="give 0 or more")

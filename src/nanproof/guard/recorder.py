@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -37,7 +38,7 @@ class Recorder(Observer):
             "loss": reading.loss,
             **reading.components,
             "grad_norm": reading.grad_norm,
-            "lr": reading.lr,
+            "lr": None if math.isnan(reading.lr) else reading.lr,  # not read, which is not the same as NaN
             "scale": reading.scale,
             "risk": reading.risk,
             "verdict": verdict.kind,

@@ -96,7 +96,7 @@ class RunDir:
         heard = taps.facts() if taps is not None else ()
         looked = [*facts, *(batch_facts(batch) if batch is not None else [])]
         suffix = f"-r{self._rank}" if self._world > 1 else ""
-        about = culprit.about if culprit is not None else ""
+        about = culprit.about if culprit is not None and not elsewhere else ""  # this rank's own batch is innocent
         said = tuple(n for n in (about, elsewhere, *notes) if n)
         incident = Incident(
             id=f"{verdict.step:06d}{suffix}",
@@ -128,7 +128,10 @@ class RunDir:
             first = next((f for f in heard if f.bad), None)
             tapped = f"; first bad tap: {first}" if first else ""
             told = "".join(f"; {n}" for n in said)
-            kept = f"; {where}" if where else ""
+            name = where.name if where is not None else ""
+            if elsewhere and verdict.rank is not None:
+                name = name.replace(suffix, f"-r{verdict.rank}", 1)
+            kept = f"; {where.with_name(name)}" if where is not None else ""
             log.warning(
                 "nanproof: %s → %s (%s)%s", verdict, action.kind, action.reason, f"{detail}{told}{tapped}{kept}"
             )

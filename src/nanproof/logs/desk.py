@@ -188,7 +188,8 @@ class Desk:
         words = next((row[k] for k in ("message", "msg") if isinstance(row.get(k), str)), None)
         if isinstance(row.get("event"), str):
             text = ", ".join(f"{k} {v}" for k, v in row.items())
-            self.collector.event(_ACTIONS.get(row["event"], "warning"), text, line=number)
+            step = row["step"] if isinstance(row.get("step"), int) else None
+            self.collector.event(_ACTIONS.get(row["event"], "warning"), text, step=step, line=number)
         elif words is not None and not any(meaning(key).role in _TELLING for key in row):
             self._take_piece(words.encode("utf-8", "replace")[:LINE], number)
         else:

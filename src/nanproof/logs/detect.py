@@ -10,6 +10,7 @@ import orjson
 
 from .collect import Collector
 from .desk import Desk
+from .readers.notebook import NotebookStream, is_notebook
 from .readers.sheet import SheetStream, read_header
 from .readers.tensorboard import EventStream, is_events
 from .readers.trainer_state import StateStream, is_trainer_state
@@ -48,6 +49,8 @@ def find_stream(head: bytes) -> tuple[str, Callable[[Collector], Stream]]:
         return "wandb", WandbStream
     if is_trainer_state(head):
         return "trainer state", StateStream
+    if is_notebook(head):
+        return "notebook", NotebookStream
     if is_binary(head):
         return "binary", Nothing
     lines = head.lstrip(b"\xef\xbb\xbf\r\n").split(b"\n", 2)

@@ -14,6 +14,7 @@ from .collect import Collector
 from .detect import HEAD, find_stream, is_gzip, unzip_head
 from .readers.database import is_database
 from .readers.mlflow import is_run_folder
+from .readers.notebook import LARGEST
 from .series import Series
 from .sources import RUN_LOG, event_files, head_of, open_source
 
@@ -22,7 +23,7 @@ FILES, TEXTS = 50_000, 3_000
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "venv", "env", "dist-packages"})
 # What holds samples of logs or numbers without being a log, and what is large and certainly none.
 _OTHER = frozenset({
-    ".py", ".pyi", ".pyc", ".md", ".rst", ".ipynb", ".yaml", ".yml", ".toml", ".html", ".htm", ".js", ".ts", ".css",
+    ".py", ".pyi", ".pyc", ".md", ".rst", ".yaml", ".yml", ".toml", ".html", ".htm", ".js", ".ts", ".css",
     ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".sh", ".rs", ".go", ".java", ".tex", ".cfg", ".ini", ".lock", ".xml",
     ".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf",
     ".pkl", ".npy", ".npz", ".parquet", ".arrow", ".h5", ".hdf5", ".tar", ".zip", ".whl", ".so", ".a", ".o", ".mp4",
@@ -99,16 +100,18 @@ def _look_at_file(path: Path) -> Iterator[LogFile]:
     elif name != "binary" and not (path.suffix == ".json" and name == "text"):
         collector = Collector(source=str(path), format=name)
         decoder = stream(collector)
-        for part in [unzip_head(head)] if zipped else _whole_lines(path, head):
-            if name == "csv" or any(word in part.lower() for word in _HINTS):
+        for part in [unzip_head(head)] if zipped else _parts(path, name, head):
+            if name in ("csv", "notebook") or any(word in part.lower() for word in _HINTS):
                 decoder.feed(part)
         decoder.close()
         if _tells(collector.series()):
             yield _log(path, form, path)
 
 
-def _whole_lines(path: Path, head: bytes) -> list[bytes]:
-    """The lines at the beginning and at the end of a file."""
+def _parts(path: Path, name: str, head: bytes) -> list[bytes]:
+    """The lines at the beginning and at the end of a file; a notebook can only be read as a whole."""
+    if name == "notebook":
+        return [head_of(path, LARGEST)]
     return [head] if len(head) < HEAD else [head[: head.rfind(b"\n") + 1], _end_of(path)]
 
 

@@ -96,7 +96,11 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
         rf".{{0,60}}?\b(?:from|training|states?|checkpoint|run|at)\b(?:.{{0,120}}?\b{_STEP})?",
     ),
     ("", "resume", r"\bto resume training\b|\bload(?:ed|ing) (?:the )?snapshot\b"),
-    ("", "resume", rf"\bresume from (?:\S+\.(?:pth?|ckpt|tar|bin|safetensors)\b|{_STEP}|(?:the )?checkpoint\b)"),
+    (
+        "", "resume",
+        r"\bresume (?:training )?from "
+        rf"(?:\S+\.(?:pth?|ckpt|tar|bin|safetensors)\b|{_STEP}|(?:the )?checkpoint\b|local state)",
+    ),
     ("", "resume", rf"\bload(?:ed|ing) (?:\w+ )?checkpoint(?! shards)\b(?:.{{0,200}}?\b{_STEP})?"),
     ("", "checkpoint", r"\b(?:sav(?:ing|ed)|wrote|writing)\b.{0,40}\b(?:checkpoint|model|state|weights)s?\b"),
     ("", "checkpoint", r"\bcheckpoint (?:was )?(?:saved|written)"),

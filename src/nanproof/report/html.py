@@ -17,6 +17,7 @@ from typing import Any
 from ..files import write_atomic
 from ..records import to_json
 from ..watch import history
+from ..watch.compare import compare
 from ..watch.runs import Run
 from ..watch.server import MODULES, page_file
 from ..watch.why import facts_of
@@ -76,5 +77,6 @@ def _data(runs: Sequence[Run], note: str) -> dict[str, Any]:
         data["runs"].append(run.told())
         data["points"][run.id] = base64.b64encode(history.encode(run.series, width=5000, more=run.foreseen())).decode()
         data["incidents"] |= {i["id"]: run.incident(i["id"]) for i in run.incidents()}
-        data["facts"][run.id] = facts_of(run.path, run.state(), run.incidents())
+        data["facts"][run.id] = facts_of(run.home, run.state(), run.incidents())
+    data["compared"] = compare(*runs) if len(runs) == 2 else None
     return data

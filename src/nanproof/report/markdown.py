@@ -9,11 +9,11 @@ from typing import Any
 from ..diagnosing import Diagnosis
 from ..files import write_atomic
 from ..logs.timeline import Timeline, timeline
+from ..watch.compare import compare
 from ..watch.glance import value
-from ..watch.runs import Run
-from ..watch.why import diagnosed, why
-from .compare import compare
-from .settings import changed, proposed
+from ..watch.runs import Run, typed
+from ..watch.why import diagnosed, in_trouble, why
+from .settings import proposed
 
 
 def write_markdown(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
@@ -28,7 +28,7 @@ def markdown(runs: Sequence[Run]) -> str:
     stories = [timeline(run.series) for run in runs]
     lines = [f"# {' and '.join(_text(r.name) for r in runs)}", "", *_states(runs), ""]
     if len(runs) > 1:
-        lines += [*_comparison(runs, stories), "", *_differences(runs), *_settings(runs)]
+        lines += [*_comparison(runs, stories), "", *_differences(runs)]
     for run, story in zip(runs, stories, strict=True):
         lines += [*_run(run, story, alone=len(runs) == 1), ""]
     lines += [*_monitoring(runs), ""]
@@ -46,12 +46,13 @@ def _states(runs: Sequence[Run]) -> Iterator[str]:
 def _differences(runs: Sequence[Run]) -> Iterator[str]:
     found = compare(runs[0], runs[1])
     yield from ("### Where they part", "", f"- {_text(found.first)}", "")
-    rows = [*found.environment, *([("command", *found.command)] if found.command else [])]
-    if rows:
-        names = " | ".join(_text(r.name) for r in runs[:2])
-        yield from ("### Environment", "", f"| | {names} |", "|---|---|---|")
-        yield from (f"| {' | '.join(map(_text, row))} |" for row in rows)
-        yield ""
+    around = [*found.environment, *([("command", *found.command)] if found.command else [])]
+    names = " | ".join(_text(r.name) for r in runs[:2])
+    for title, rows in (("Settings changed", found.settings), ("Environment", around)):
+        if rows:
+            yield from (f"### {title}", "", f"| | {names} |", "|---|---|---|")
+            yield from (f"| {' | '.join(map(_text, row))} |" for row in rows)
+            yield ""
 
 
 def _comparison(runs: Sequence[Run], stories: Sequence[Timeline]) -> Iterator[str]:
@@ -59,7 +60,6 @@ def _comparison(runs: Sequence[Run], stories: Sequence[Timeline]) -> Iterator[st
     yield f"|---|{'---|' * len(runs)}"
     rows: list[tuple[str, list[str]]] = [
         ("state", [_text(r.state().headline) for r in runs]),
-        ("outcome", [s.outcome for s in stories]),
         ("last step", [f"{s.last_step:,}" if s.last_step is not None else "–" for s in stories]),
         ("first thing wrong", [_text(s.first.text) if s.first else "nothing" for s in stories]),
         ("loss, first → last", [_ends(r, "loss") for r in runs]),
@@ -71,15 +71,6 @@ def _comparison(runs: Sequence[Run], stories: Sequence[Timeline]) -> Iterator[st
     ]  # fmt: skip
     for name, cells in rows:
         yield f"| {name} | {' | '.join(cells)} |"
-
-
-def _settings(runs: Sequence[Run]) -> Iterator[str]:
-    rows = list(changed(runs))
-    if rows:
-        names = " | ".join(_text(r.name) for r in runs[:2])
-        yield from ("### Settings changed", "", f"| setting | {names} |", "|---|---|---|")
-        yield from (f"| {' | '.join(map(_text, row))} |" for row in rows)
-        yield ""
 
 
 def _proposals(run: Run) -> Iterator[str]:
@@ -106,10 +97,11 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
     if not alone:
         yield f"## {_text(run.name)}"
         yield ""
-    diagnosis, failed = diagnosed(run.path)
+    troubled = in_trouble(run.state(), run.incidents())
+    diagnosis, failed = diagnosed(run.home) if alone or troubled else (None, "")
     yield "### Root cause"
     yield ""
-    yield from _causes(diagnosis, failed)
+    yield from _causes(diagnosis, failed) if alone or troubled else ["No bad value and no incident was recorded.", ""]
     yield "### What happened, in order"
     yield ""
     yield from [f"- {_text(m.text)}" for m in story.moments[:20]] or ["- nothing that the log tells"]
@@ -124,7 +116,7 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
     for title, text in (diagnosis.tables if diagnosis else {}).items():
         yield from (f"### {title}", "", "```text", text.rstrip(), "```", "")
     yield from _checklist(run, story, diagnosis, incidents)
-    cause = why(run.path, run.state(), run.incidents(), diagnosis)
+    cause = why(run.home, run.state(), run.incidents(), diagnosis)
     if cause.command:
         yield from ("### Next command", "", _code(cause.command), "")
 
@@ -142,18 +134,19 @@ def _causes(diagnosis: Diagnosis | None, failed: str) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
     yield ""
     for missing in diagnosis.missing[:2]:
-        yield f"To decide between them: {_text(missing.asks)} {_code(missing.command)}"
+        yield f"To decide between them: {_text(missing.asks)}"
+        yield ""
+        yield from (f"- {_code(command)}" for command in missing.commands)
         yield ""
 
 
 def _chain(incident: dict[str, Any]) -> Iterator[str]:
     place = incident.get("location") or {}
     verdict, answer = incident["verdict"], incident["action"]["kind"]
-    yield f"- **step {incident['step']:,}**: {verdict['kind']} {verdict.get('level') or ''}, answered with {answer}"
+    yield f"- **step {incident['step']:,}**: {verdict['kind']} {verdict.get('level') or ''} → {answer}"
     if place.get("file"):
-        where = f"{place['file']}:{place.get('line')}"
-        yield f"  - born in {_code(place.get('op'))} at {_code(where)}: {_text(str(place.get('why', '')))}"
-        yield f"  - way to the loss: {_code(' → '.join(map(str, place.get('chain', []))))}"
+        yield f"  - {_text(place['cause'])} at {_code(place['where'])}: {_text(str(place.get('why', '')))}"
+        yield f"  - path: {_code(' → '.join(map(str, place.get('chain', []))))}"
     for reading in incident.get("readings", [])[-3:]:
         loss, norm, lr = (_number(reading[k]) for k in ("loss", "grad_norm", "lr"))
         yield f"  - before, step {reading['step']:,}: loss {loss}, gradient norm {norm}, lr {lr}"
@@ -184,7 +177,7 @@ def _monitoring(runs: Sequence[Run]) -> Iterator[str]:
     yield "- [ ] look at the repair as a diff, then apply it: `nanproof lint --diff .`, `nanproof harden CONFIG --diff`"
     yield "- [ ] prove it small: `nanproof smoke train.py`, then `nanproof rollout plan.yaml`"
     yield "- [ ] train under the guard: `nanproof run train.py`"
-    yield f"- [ ] watch it: {_code(f'nanproof watch {runs[-1].path}')}"
+    yield f"- [ ] watch it: {_code(f'nanproof watch {typed(runs[-1].home)}')}"
     yield "- [ ] before resuming: `nanproof scan CHECKPOINTS`, `nanproof diagnose --before-resume CHECKPOINT`"
 
 

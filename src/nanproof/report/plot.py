@@ -16,7 +16,11 @@ from ..watch.history import stretches, thin
 from ..watch.runs import Run
 
 WIDTH = 2000
-COLORS = ("#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673")
+COLORS = (
+    "#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673", "#0e9aa7", "#8a5a2b", "#6b8e23", "#e0567a",
+    "#4b4fb8", "#a08c00",
+)  # as in the page  # fmt: skip
+MANY = 3  # runs whose legend has room within the curves
 
 
 def write_png(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
@@ -27,14 +31,15 @@ def write_png(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
         raise UsageError("pictures need matplotlib", hint="pip install 'nanproof[plots]'") from None
     for run in runs:
         run.poll()
-    losses = [(r.name, r.series.loss) for r in runs]
-    norms = [(r.name, r.series.grad_norm) for r in runs]
-    shown = [(title, [(n, c) for n, c in group if c is not None and len(c)])
+    color = {r.id: COLORS[i % len(COLORS)] for i, r in enumerate(runs)}
+    losses = [(r.name, color[r.id], r.series.loss) for r in runs]
+    norms = [(r.name, color[r.id], r.series.grad_norm) for r in runs]
+    shown = [(title, [(n, k, c) for n, k, c in group if c is not None and len(c)])
              for title, group in (("loss", losses), ("gradient norm", norms))]  # fmt: skip
     shown = [(title, group) for title, group in shown if group]
     if not shown:
         raise UsageError("there is no loss and no gradient norm to plot", hint="name a run folder or a log with one")
-    figure = Figure(figsize=(10, 3.4 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(10 if len(runs) <= MANY else 13, 3.4 * len(shown)), layout="constrained")
     for place, (title, group) in enumerate(shown, 1):
         _draw(figure.add_subplot(len(shown), 1, place), title, group)
     picture = io.BytesIO()
@@ -42,31 +47,34 @@ def write_png(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
     write_atomic(out, picture.getvalue())
 
 
-def _draw(axes: Any, title: str, group: Sequence[tuple[str, Column]]) -> None:
-    positive = all((c.values[np.isfinite(c.values)] > 0).all() for _, c in group)
-    told = []
-    for number, (name, column) in enumerate(group):
+def _draw(axes: Any, title: str, group: Sequence[tuple[str, str, Column]]) -> None:
+    positive = all((c.values[np.isfinite(c.values)] > 0).all() for _, _, c in group)
+    told, row = [], 0
+    for name, color, column in group:
         part = thin(column, WIDTH)
         finite = np.isfinite(part.values)
-        color = COLORS[number % len(COLORS)]
         shown = np.where(finite, part.values, np.nan)  # no line leads across what is not finite
-        axes.plot(part.steps, shown, linewidth=1, color=color, label=name.replace("$", r"\$"))
         bad = stretches(column)
-        _bands(axes, bad, color, number)
+        _bands(axes, bad, color, row)
+        row += bool(bad)
         count = sum(sum(counts) for _, _, *counts in bad)
-        what = "steps" if len(part) == column.total else "steps, thinned to their extremes,"
-        told.append(f"{column.total:,} {what} plotted" + (f", {count:,} of them not finite" if count else ""))
-    low, high = min(int(c.steps.min()) for _, c in group), max(int(c.steps.max()) for _, c in group)
+        what = "steps" if len(part) == column.total else "steps, thinned to their extremes"
+        told.append(f"{column.total:,} {what}" + (f", {count:,} not finite" if count else ""))
+        label = f"{name} ({told[-1]})".replace("$", r"\$")
+        axes.plot(part.steps, shown, linewidth=1, color=color, label=label)
+    low, high = min(int(c.steps.min()) for *_, c in group), max(int(c.steps.max()) for *_, c in group)
     axes.set_xlim(low, high + (low == high))
     if positive:
         axes.set_yscale("log")
-    axes.set_title(f"{title} ({'; '.join(told)})", loc="left", fontsize=10)
+    axes.set_title(f"{title} ({told[0]})" if len(group) == 1 else title, loc="left", fontsize=10)
     axes.set_xlabel("step")
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    if len(group) > 1:
-        axes.legend(frameon=False)
+    if len(group) > MANY:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8)
+    elif len(group) > 1:
+        axes.legend(frameon=False, fontsize=8)
 
 
 def _bands(axes: Any, bad: Sequence[Sequence[int]], color: str, row: int) -> None:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .launcher import Outcome
 
-_ENDED = {"interrupted": "interrupted", "stopped": "stopped by the guard", "failed": "the script failed"}
+_ENDED = {
+    "interrupted": "interrupted",
+    "terminated": "terminated (SIGTERM)",
+    "stopped": "stopped by the guard",
+    "failed": "the script failed",
+}
 
 
 def hand_over(outcome: Outcome) -> list[str]:
@@ -18,7 +23,7 @@ def hand_over(outcome: Outcome) -> list[str]:
     lines: list[str] = []
     for number, account in enumerate(outcome.guarded):
         lines += _account(outcome, account, last=number == len(outcome.guarded) - 1)
-    if not outcome.guarded and outcome.state in ("interrupted", "failed"):
+    if not outcome.guarded and outcome.state in ("interrupted", "terminated", "failed"):
         lines.append(f"nanproof: {_ended(outcome)} before a step was guarded")
     others = [p for p in outcome.processes if p.get("guarded")]
     if others:
@@ -26,6 +31,9 @@ def hand_over(outcome: Outcome) -> list[str]:
         shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")
         count = "1 started process was" if len(others) == 1 else f"{len(others)} started processes were"
         lines.append(f"nanproof: {count} guarded; records in {shown}")
+        bad = [f for f in folders if first_incident(Path(f)) is not None]
+        if bad and not any(first_incident(Path(a["folder"])) for a in outcome.guarded):
+            lines += _end(bad[0])
     lines += [f"nanproof: NOT GUARDED: {what}: {why}" for what, why in outcome.not_guarded.items()]
     if any(a.get("actions", {}).get("skip") for a in outcome.guarded):
         lines += [f"nanproof: moved on in skipped steps: {what}: {why}" for what, why in outcome.not_held.items()]
@@ -48,21 +56,25 @@ def _account(outcome: Outcome, account: Any, *, last: bool) -> list[str]:
     if incident is None:
         return [f"{first}; records in {folder}", *rest]
     rest = [line for line in rest if not line.startswith("  incidents: ")]
-    return [first, *rest, *_told(incident), f"  next: nanproof diagnose {shlex.quote(folder)}"]
+    return [first, *rest, *_end(folder)]
+
+
+def _end(folder: str) -> list[str]:
+    """The first incident in a folder, and the command to go on with."""
+    incident = first_incident(Path(folder))
+    return [*_told(incident), f"  next: nanproof diagnose {shlex.quote(folder)}"] if incident is not None else []
 
 
 def first_incident(folder: Path) -> dict[str, Any] | None:
-    """The first bad step of a run, with the location of the first one that was located."""
-    found: dict[str, Any] | None = None
+    """The first bad step that was located, or else the first one, as the rank that it came from has recorded it."""
+    found: list[dict[str, Any]] = []
     for path in sorted(folder.glob("incidents/*/incident.json"))[:50]:
         try:
-            incident = json.loads(path.read_text())
+            found.append({**json.loads(path.read_text()), "path": str(path.parent)})
         except (OSError, ValueError):
             continue
-        if incident.get("location"):
-            return {**incident, "path": str(path.parent)}
-        found = found or {**incident, "path": str(path.parent)}
-    return found
+    own = [i for i in found if (i.get("verdict") or {}).get("rank") in (None, i.get("rank"))]
+    return next((i for i in own if i.get("location")), next(iter(own or found), None))
 
 
 def _told(incident: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,12 +27,13 @@ from .options import Options
 from .overwritten import Overwritten
 from .program import Program
 from .record import RunRecord
+from .terminated import before_sigterm
 
 if TYPE_CHECKING:
     from .session import Session
 
 Begin = Callable[[Options], "Session"]
-State = Literal["finished", "failed", "interrupted", "stopped", "ended"]
+State = Literal["finished", "failed", "interrupted", "terminated", "stopped", "ended"]
 log = logging.getLogger("nanproof")
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
@@ -75,6 +77,8 @@ class Stage:
         self._over = False
         self._record = RunRecord()
         self.died: BaseException | None = None
+        self._as_usual: Callable[[], None] = lambda: None
+        """Lets SIGTERM do what it does without us."""
 
     @property
     def here(self) -> bool:
@@ -90,6 +94,8 @@ class Stage:
             self._undo.append(invite(self._options))
             kept = Overwritten(self._options.run_dir, logs_only=True).__enter__()
             self._undo.append(kept.__exit__)
+            self._as_usual = before_sigterm(lambda: self.end(128 + signal.SIGTERM, "terminated"))
+            self._undo.append(self._as_usual)
         self._undo.append(after_fork(self._forked))
         original = os._exit
         self._undo.append(lambda: setattr(os, "_exit", original))
@@ -118,6 +124,7 @@ class Stage:
         """In a process that was forked: if it trains, it is guarded by itself."""
         if self._over:
             return
+        self._as_usual()  # it may be blocked on another process, and must still be easy to end
         self._process = os.getpid()
         self._report = log_summary
         self._record = RunRecord()
@@ -129,19 +136,32 @@ class Stage:
         """What is known while the program runs."""
         session = self._session
         attachment = session.attachment if session is not None else None
-        if self._options.child or not is_first_process():
+        folder, name, guarded = self._options.run_dir, "run.json", []
+        if self._options.child:  # it may be killed when the program ends, as Ray does with its actors
+            guard = next(iter(session.guards.open), None) if session is not None else None
+            if guard is None or guard.run_dir is None:
+                return
+            folder, guarded = guard.run_dir, [{"folder": str(guard.run_dir), "rank": guard.rank}]
+            name = self._name(guard.rank, folder)
+        elif not is_first_process():
             return
         self._record.write(
-            self._options.run_dir,
-            "run.json",
+            folder,
+            name,
             {
                 "state": "running",
                 "exit_code": None,
                 "attached": attachment is not None and attachment.attached,
                 "reason": attachment.reason if attachment is not None else "torch is not imported yet",
+                "guarded": guarded,
                 "not_guarded": dict(session.unhooked) if session is not None else {},
             },
         )
+
+    def _name(self, rank: int, folder: Path) -> str:
+        """The file of this process beside the run's log: run.json, or run.r1.json and so on for other ranks."""
+        of_ranks = self._options.child and folder.resolve() == self._options.run_dir.resolve()
+        return f"run.r{rank}.json" if rank or of_ranks else "run.json"
 
     def end(self, exit_code: int | None, state: State | None = None) -> Outcome | None:
         """Take everything down and report, once, and only in the process that set it up."""
@@ -186,16 +206,14 @@ class Stage:
         )
 
     def _write_end(self, outcome: Outcome) -> None:
-        """What happened, beside the run's log: run.json, or run.r1.json and so on for other ranks."""
+        """What happened, beside the run's log."""
         if not outcome.guarded and (self._options.child or not is_first_process()):
             return
         folder, name = self._options.run_dir, "run.json"
         if outcome.guarded:
             rank, folder = int(outcome.guarded[0]["rank"]), Path(outcome.guarded[0]["folder"])
-            of_ranks = self._options.child and folder.resolve() == self._options.run_dir.resolve()
-            if rank or of_ranks:
-                name = f"run.r{rank}.json"
-            elif not self._options.child:
+            name = self._name(rank, folder)
+            if name == "run.json" and not self._options.child:
                 folder = self._options.run_dir if self._options.run_dir_given or is_first_process() else folder
         fields = dataclasses.asdict(outcome)
         del fields["run_dir"]
@@ -251,10 +269,8 @@ def run_program(
     except SystemExit as leaving:
         code = _code_of(leaving)
         stage.died = leaving if code and not isinstance(leaving, GuardStop) else None
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         code, state = 130, "interrupted"
-        _show(error)
-        raise KeyboardInterrupt from None
     except BaseException as error:
         code = error.exit_code if isinstance(error, NanproofError) else 1
         if isinstance(error, UsageError) and not begun:

@@ -198,11 +198,14 @@ class Patches:
         optimizer = getattr(scheduler, "optimizer", None)
         return self._session.follow(scheduler, optimizer, lambda: original(scheduler, *args, **kwargs))
 
-    def schedule_at(self, original: Call, scheduler: Any, number: int, *args: Any, **kwargs: Any) -> Any:
+    def schedule_at(self, original: Call, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """A schedule goes to the rate for a number of updates; those that were skipped are none."""
 
         def call(scheduler: Any) -> Any:
-            return original(scheduler, number - self._session.skipped(scheduler.optimizer), *args, **kwargs)
+            given = inspect.signature(original).bind(scheduler, *args, **kwargs)
+            _, number = list(given.arguments)[:2]
+            given.arguments[number] -= self._session.skipped(scheduler.optimizer)
+            return original(*given.args, **given.kwargs)
 
         return self.schedule(call, scheduler)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,45 @@ from ..files import make_folder, write_atomic
 from ..records import to_json
 
 log = logging.getLogger("nanproof")
+
+
+_VARIABLES = (
+    "CUDA_",
+    "NCCL_",
+    "TORCH",
+    "PYTORCH_",
+    "OMP_",
+    "MKL_",
+    "CUBLAS_",
+    "HF_",
+    "ACCELERATE_",
+    "DEEPSPEED_",
+    "XLA_",
+)
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS")
+_PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft", "datasets")
+
+
+def surroundings() -> dict[str, Any]:
+    """What a later run is compared by: versions, devices, the seed, the environment variables that torch reads."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        if (module := sys.modules.get(name)) is not None:
+            found[name] = str(getattr(module, "__version__", "unknown"))
+    torch = sys.modules.get("torch")
+    with suppress(Exception):  # torch may be half loaded, or its driver gone
+        if torch is not None:
+            found |= {"seed": str(torch.initial_seed()), "threads": str(torch.get_num_threads())}
+            found["devices"] = "cpu"
+            if torch.cuda.is_initialized():
+                found["devices"] = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+                found["cuda"] = str(torch.version.cuda)
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES) and not any(word in name for word in _SECRET)
+    }
+    return {"environment": found, "variables": variables}
 
 
 class RunRecord:
@@ -30,7 +71,9 @@ class RunRecord:
     def write(self, folder: Path, name: str, fields: Mapping[str, Any]) -> None:
         try:
             make_folder(folder)
-            write_atomic(folder / name, json.dumps(to_json({**self._start, **fields}), indent=1) + "\n")
+            write_atomic(
+                folder / name, json.dumps(to_json({**self._start, **fields, **surroundings()}), indent=1) + "\n"
+            )
         except OSError as error:
             log.error("nanproof: %s was not written: %s", folder / name, error)
 

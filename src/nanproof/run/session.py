@@ -25,6 +25,7 @@ from ..guard.ranks import count_collectives
 from .attachment import Attachment, Checked, parameters_in
 from .guards import Guards, Past
 from .options import Options
+from .own_averages import OwnAverages
 from .registry import Registry
 from .saves import find_poison
 from .steps_in_backward import StepsInBackward
@@ -52,6 +53,7 @@ class Session:
         self.unheld: dict[str, str] = {}
         """What goes on moving when a step is skipped, by name, and why."""
         self._waiting = StepsInBackward()
+        self._own_averages = OwnAverages()
         self._loop_ref: weakref.ref[ExternalLoop] | None = None
         self._in_backward = self._stepping = self._scheduling = False
         self._hears_loaders = True
@@ -201,6 +203,7 @@ class Session:
         if self._until_guarded and self.attachment.attached:
             raise Checked
         self.look(losses)
+        self._notice_average()
         if self._strangers():  # a model that is not called as a module: its loss is the first that is seen of it
             self._guard_all(losses)
         self._in_backward = True
@@ -225,6 +228,8 @@ class Session:
 
     def holds(self, optimizer: Optimizer, clear: Call) -> bool:
         """Whether gradients cannot be cleared yet, because the step that uses them waits for the verdict."""
+        if self._loop is not None and self.here and not self._in_backward:
+            self._loop.clearing(optimizer)
         return self._replaying or (self._in_backward and self._waiting.clear(optimizer, clear))
 
     def clip(self, call: Call, parameters: list[Tensor]) -> Any:
@@ -261,7 +266,22 @@ class Session:
         self.attachment.stepping = True
         result = loop.step(optimizer, carry_out, closure)
         self._rates[optimizer] = _rate(optimizer)  # an optimizer may change it by itself
+        self._after(loop)
         return result
+
+    def _after(self, loop: ExternalLoop) -> None:
+        if not loop.carried_out:
+            with self._surviving("looking for averages of the weights"):
+                self._own_averages.skipped(loop.guard.training)
+
+    def _notice_average(self) -> None:
+        """An average that the script computes itself takes unchanged weights in after a skipped step."""
+        with self._surviving("looking for averages of the weights"):
+            name = self._own_averages.look()
+            if name:
+                what, why = f"{name}, an average of the weights", "the script computes it itself"
+                self.unheld[what] = why
+                log.warning("nanproof: moved on in a skipped step: %s: %s", what, why)
 
     def _loop_for(self, optimizer: Optimizer) -> ExternalLoop | None:
         if self._in_backward and guard_of(optimizer) in (None, self._loop and self._loop.guard):
@@ -309,6 +329,7 @@ class Session:
         if loop is None or loop.judge(optimizer):
             return call()
         loop.left(optimizer)
+        self._after(loop)
         return None
 
     def scaler_update(self, scaler: Any, call: Call) -> Any:

@@ -22,13 +22,14 @@ def signs_of(path: Path) -> Signs:
     written = _written(log)
     if written is None:
         return Signs()
-    code, recorded = _exit_code(path)
+    code, recorded, begun = _record(path)
     held = _lock_is_held(path / ".lock")
+    killed = held is False and begun
     if held is None:
         held = True if log.is_file() and _has_writer(log) else None
     # the record of an earlier run in the same folder says nothing about a later one
     current = code if code is not None and recorded + 1 >= written and not held else None
-    return Signs(open=held, quiet=max(0.0, time.time() - written), exit_code=current)
+    return Signs(open=held, quiet=max(0.0, time.time() - written), exit_code=current, killed=killed)
 
 
 def _written(log: Path) -> float | None:
@@ -41,13 +42,15 @@ def _written(log: Path) -> float | None:
         return None
 
 
-def _exit_code(path: Path) -> tuple[int | None, float]:
+def _record(path: Path) -> tuple[int | None, float, bool]:
+    """Of run.json: the exit code, when it was written, and whether it says that the run has not ended."""
     record = path / "run.json"
     try:
-        code = json.loads(record.read_bytes()).get("exit_code")
-        return (code if isinstance(code, int) else None), record.stat().st_mtime
+        data = json.loads(record.read_bytes())
+        code = data.get("exit_code")
+        return (code if isinstance(code, int) else None), record.stat().st_mtime, data.get("state") == "running"
     except (OSError, ValueError, AttributeError):
-        return None, 0.0
+        return None, 0.0, False
 
 
 def _lock_is_held(lock: Path) -> bool | None:

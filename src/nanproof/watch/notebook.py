@@ -16,7 +16,7 @@ from .history import stretches, thin
 from .state import word
 
 EVERY = 0.5  # seconds between two pictures: a cell must not be flooded
-WIDTH, HEIGHT, POINTS = 720, 180, 400
+WIDTH, HEIGHT, LEFT, POINTS = 720, 200, 64, 400
 BLUE, RED = "#2f6fd0", "#c8102e"
 
 
@@ -73,7 +73,8 @@ def chart(losses: list[tuple[int, float]], incidents: list[Incident]) -> str:
         return "<p>nanproof: waiting for the first step</p>"
     step, last = losses[-1]
     shown = value(last) if math.isfinite(last) else word(last)
-    head = f"<p><b>nanproof</b> step {step:,} · loss {shown} · {len(incidents):,} incidents</p>"
+    count = f"{len(incidents):,} incident{'' if len(incidents) == 1 else 's'}"
+    head = f"<p><b>nanproof</b> step {step:,} · loss {shown} · {count}</p>"
     rows = "".join(f"<li>{html.escape(f'{i.verdict} → {i.action.kind}')}</li>" for i in incidents[-5:])
     return f"{head}{_svg(losses)}{f'<ul>{rows}</ul>' if rows else ''}"
 
@@ -89,20 +90,25 @@ def _svg(losses: list[tuple[int, float]]) -> str:
     first, span = float(steps.min()), float(steps.max() - steps.min()) or 1.0
 
     def x(at: float) -> float:
-        return 8 + (at - first) / span * (WIDTH - 16)
+        return LEFT + (at - first) / span * (WIDTH - LEFT - 8)
 
     def y(at: float) -> float:
-        return 24 + (1 - (at - low) / ((high - low) or 1.0)) * (HEIGHT - 32)
+        return 24 + (1 - (at - low) / ((high - low) or 1.0)) * (HEIGHT - 48)
 
-    parts = []
+    def label(words: str, left: float, down: float, anchor: str) -> str:
+        look = f'text-anchor="{anchor}" font-size="11" fill="currentColor" opacity=".65"'
+        return f'<text x="{left:.0f}" y="{down:.0f}" {look}>{words}</text>'
+
+    parts = [label(value(v), LEFT - 6, y(v) + 4, "end") for v in dict.fromkeys((low, high))]
+    parts += [label(f"{int(at):,}", x(at), HEIGHT - 4, "middle") for at in dict.fromkeys((first, first + span))]
     for start, end, *counts in stretches(column):
         kinds = ", ".join(w for w, n in zip(("NaN", "Inf", "-Inf"), counts, strict=True) if n)
-        label = f"{kinds} {start:,}" + (f"–{end:,}" if end > start else "")
+        words = f"{kinds} {start:,}" + (f"–{end:,}" if end > start else "")
         wide = max(2.0, x(end) - x(start))
         parts.append(
-            f'<rect x="{x(start):.1f}" y="0" width="{wide:.1f}" height="{HEIGHT}" fill="{RED}" opacity=".18"/>'
+            f'<rect x="{x(start):.1f}" y="0" width="{wide:.1f}" height="{HEIGHT - 20}" fill="{RED}" opacity=".18"/>'
         )
-        parts.append(f'<text x="{min(x(start) + 2, WIDTH - 90):.1f}" y="12" font-size="11" fill="{RED}">{label}</text>')
+        parts.append(f'<text x="{min(x(start) + 2, WIDTH - 90):.1f}" y="12" font-size="11" fill="{RED}">{words}</text>')
     lines, points = [], []
     for at, v in zip(part.steps.tolist(), part.values.tolist(), strict=True):
         if math.isfinite(v):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ..errors import NanproofError, UsageError
 from ..forecast import CLOSER
+from ..location import Location, call_name
 from ..logs import Column, Follower, Series, find_logs
 from ..logs.foresee import Outlook, joined
 from ..records import Incident, to_json
@@ -21,6 +26,8 @@ from .alive import RUN_LOG, signs_of
 from .history import about
 from .state import RunState, Signs, state_of
 
+RUNS_EVERY = 3.0  # seconds between two looks for new runs
+ENTRIES = 2000  # of a folder that are looked at for records of runs
 LOOKS = 2.0  # seconds between two looks at who writes a log
 EDITOR = "vscode://file/{path}:{line}"
 NEWEST = 500  # incidents that are listed
@@ -29,9 +36,13 @@ NEWEST = 500  # incidents that are listed
 class Run:
     """One run. ``id`` says nothing of its path: it may stand in an address."""
 
-    def __init__(self, number: int, path: str | os.PathLike[str], name: str = "", log_run: str | None = None) -> None:
+    def __init__(
+        self, number: int, path: str | os.PathLike[str], name: str = "", log_run: str | None = None,
+        home: Path | None = None,
+    ) -> None:  # fmt: skip
         self.id = f"r{number}"
         self.path = Path(path)
+        self.home = home or self.path
         self.name = name or self.path.name or str(self.path)
         self._follower = Follower(self.path, run=log_run)
         self._incidents: dict[str, tuple[Path, Incident]] = {}
@@ -115,8 +126,20 @@ def short(key: str, incident: Incident) -> dict[str, Any]:
     return {
         "id": key, "step": incident.step, "time": incident.time, "verdict": str(incident.verdict),
         "kind": incident.verdict.kind, "action": incident.action.kind, "where": where,
-        "mechanism": place.mechanism if place is not None else "", "rank": incident.rank,
+        "cause": cause_of(place) if place is not None else "", "rank": incident.rank,
     }  # fmt: skip
+
+
+def cause_of(place: Location) -> str:
+    """What broke, in a few words; empty when the replay does not say.
+
+    >>> cause_of(Location(reproduced=True, mechanism="pole", op="log")), cause_of(Location(reproduced=True))
+    ('pole in log', '')
+    """
+    name = call_name(place.op) or place.leaf
+    if place.mechanism == "bad-leaf":
+        return f"{name or 'a value'} was already non-finite"
+    return "" if place.mechanism == "unknown" else f"{place.mechanism} in {name}" if name else place.mechanism
 
 
 def full(incident: Incident) -> dict[str, Any]:
@@ -125,7 +148,8 @@ def full(incident: Incident) -> dict[str, Any]:
     place = incident.location
     if place is not None:
         data["editor"] = editor_link(place.file, place.line)
-        data["location"] |= {"advice": place.advice, "proof": place.proof}
+        where = f"{_near(Path(place.file))}:{place.line}" if place.line else ""
+        data["location"] |= {"advice": place.advice, "proof": place.proof, "cause": cause_of(place), "where": where}
     return data
 
 
@@ -149,8 +173,12 @@ def state_json(state: RunState) -> dict[str, Any]:
 
 def typed(path: Path) -> str:
     """A path as one would type it here."""
+    return shlex.quote(_near(path))
+
+
+def _near(path: Path) -> str:
     shown = os.path.relpath(path)
-    return shlex.quote(shown if not shown.startswith("../..") else str(path.absolute()))
+    return shown if not shown.startswith("../..") else str(path.absolute())
 
 
 def _read(path: Path) -> Incident | None:
@@ -160,29 +188,119 @@ def _read(path: Path) -> Incident | None:
         return None
 
 
-def find_runs(paths: Sequence[str], *, empty: bool = True) -> list[Run]:
-    """The runs behind some paths: each a run folder or a log; a folder that holds several gives them all.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run was found: its folder or its log, and its name within a store of several."""
 
-    A folder without any log is a run that has not begun, unless ``empty`` is false.
+    path: Path
+    """What is followed."""
+    home: Path
+    """What is diagnosed: the folder, where it is the run's own."""
+    name: str
+    run: str = ""
+    modified: float = 0.0
+
+
+class Finder:
+    """The runs behind some paths, and those that begin there later.
+
+    Each path is a run folder or a log; a folder that holds several runs gives them all.
     """
-    runs: list[Run] = []
-    for path in paths:
-        place = Path(path)
-        if place.is_dir() and not (place / "training_log.jsonl").exists():
-            logs = find_logs(place)
-            if not logs and not empty:
-                raise UsageError(f"{path} holds no log", hint="give a run folder or a log of a training")
-            if logs:
-                names = _names([log.path for log in logs], place)
-                runs += [Run(len(runs) + i, log.path, names[i], log.run or None) for i, log in enumerate(logs)]
+
+    def __init__(self, paths: Sequence[str], *, wait: bool = True) -> None:
+        """Find the runs that are there; without ``wait`` a folder without any is an error."""
+        self.runs: list[Run] = []
+        self._paths = list(paths)
+        self._known: set[tuple[Path, str]] = set()
+        self._waiting: set[Path] = set()
+        for path in paths:
+            place = Path(path)
+            if not place.exists():
+                hint = "give a run folder or a log; nanproof finds the newest one"
+                raise UsageError(f"{path} does not exist", hint=hint)
+            if self._add(path):
                 continue
-        if not place.exists():
-            raise UsageError(f"{path} does not exist", hint="give a run folder or a log; nanproof finds the newest one")
-        runs.append(Run(len(runs), place, place.name))
-    if not runs:
-        raise UsageError("no run given", hint="nanproof watch runs/a; nanproof alone finds the newest run")
-    return runs
+            begun = place.is_file() or (place / RUN_LOG).exists()
+            if not begun and not wait:
+                raise UsageError(f"{path} holds no log", hint="give a run folder or a log of a training")
+            self._take(Place(path=place, home=place, name=place.absolute().name))
+            self._waiting |= set() if begun else {place}
+        if not self.runs:
+            raise UsageError("no run given", hint="nanproof watch runs/a; nanproof alone finds the newest run")
+        self._again = time.monotonic() + RUNS_EVERY
+
+    def more(self) -> list[Run]:
+        """Runs that were not there before; the folders are read again only now and then."""
+        if time.monotonic() < self._again:
+            return []
+        before, began = len(self.runs), time.monotonic()
+        for path in self._paths:
+            self._add(path)
+        spent = time.monotonic() - began
+        self._again = began + max(RUNS_EVERY, 20 * spent)  # a folder may be a whole disk
+        return self.runs[before:]
+
+    def _add(self, path: str) -> bool:
+        place = Path(path)
+        if not place.is_dir() or (place / RUN_LOG).exists():
+            return False
+        found = runs_below(place)
+        for one in found:
+            if (one.path, one.run) not in self._known:
+                self._take(one)
+        return bool(found)
+
+    def _take(self, place: Place) -> None:
+        self._known.add((place.path, place.run))
+        waited = self._waiting & {place.path, *place.path.parents}
+        if waited:  # the folder was there first, its log came later: the same run
+            self._waiting -= waited
+            return
+        self.runs.append(Run(len(self.runs), place.path, place.name, place.run or None, place.home))
 
 
-def _names(paths: Iterable[str], root: Path) -> list[str]:
-    return [os.path.relpath(p, root) for p in paths]
+def find_runs(paths: Sequence[str]) -> list[Run]:
+    """The runs behind some paths, as they are now; a folder without any is an error."""
+    return Finder(paths, wait=False).runs
+
+
+def runs_below(root: Path) -> list[Place]:
+    """The runs below a folder, the newest first: every log, and runs of `nanproof run` that never came to a step."""
+    logs = [log for log in find_logs(root) if not _is_trial(log.path)]
+    alone = Counter(Path(log.path).parent for log in logs)
+    found = []
+    for log in logs:
+        path = Path(log.path)
+        # a log that is alone in its folder is a run of that folder's name, with the configs beside it
+        own = path.is_file() and alone[path.parent] == 1 and (path.parent != root or len(logs) == 1)
+        home = path.parent if own else path
+        found.append(Place(path=path, home=home, name=_name(home, root), run=log.run, modified=log.modified))
+    logged = {p for log in logs for p in (Path(log.path), *Path(log.path).parents)}
+    for record in _records(root):
+        if record.parent not in logged and not _is_trial(str(record)):
+            place = record.parent
+            found.append(Place(path=place, home=place, name=_name(place, root), modified=record.stat().st_mtime))
+    return sorted(found, key=lambda place: (-place.modified, place.path))
+
+
+def _name(path: Path, root: Path) -> str:
+    return os.path.relpath(path, root) if path != root else root.absolute().name
+
+
+def _records(root: Path) -> Iterator[Path]:
+    """The records that `nanproof run` writes when it begins, at most two folders below."""
+    folders = [root]
+    for _ in range(3):
+        below: list[Path] = []
+        for folder in folders:
+            with suppress(OSError), os.scandir(folder) as entries:
+                inside = [e for e in itertools.islice(entries, ENTRIES) if not e.name.startswith(".")]
+                below += [Path(e.path) for e in inside if e.is_dir(follow_symlinks=False)]
+                yield from (Path(e.path) for e in inside if e.name == "run.json" and e.is_file())
+        folders = below[:ENTRIES]
+
+
+def _is_trial(path: str) -> bool:
+    """Whether it is one of the many short runs of `nanproof cure`."""
+    parts = Path(path).parts
+    return any(a.startswith("cure-") and b == "trials" for a, b in itertools.pairwise(parts))

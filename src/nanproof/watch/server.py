@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from ..errors import UsageError
 from ..records import to_json
 from . import history
+from .compare import compare
 from .limits import limited
-from .runs import Run, state_json
+from .runs import Finder, state_json
 from .security import App, Gatekeeper
 from .why import facts_of
 
@@ -45,12 +46,14 @@ PAGE = (
 class Desk:
     """The runs and their viewers. Logs are read in one thread of their own, and only while somebody looks."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = {run.id: run for run in runs}
+    def __init__(self, finder: Finder) -> None:
+        self._finder = finder
+        self.runs = {run.id: run for run in finder.runs}
         self.viewers: set[asyncio.Queue[str]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nanproof-logs")
         self._task: asyncio.Task[None] | None = None
         self._states: dict[str, dict[str, Any]] = {}
+        self._rows: dict[str, int] = {}
 
     async def ask(self, function: Callable[..., T], *args: Any) -> T:
         """Do something with a log where all such work is done."""
@@ -75,18 +78,24 @@ class Desk:
             for message in await self.ask(self._read):
                 for viewer in list(self.viewers):
                     if viewer.full():
-                        self.viewers.discard(viewer)  # its stream ends, and the page asks anew
+                        self.viewers.discard(viewer)  # its stream ends, and the page asks again
                     else:
                         viewer.put_nowait(message)
 
     def _read(self) -> list[str]:
         messages = []
+        for run in self._finder.more():  # the page asks for its points when it hears of it
+            run.poll()
+            self.runs[run.id] = run
+            messages.append(json.dumps(to_json({"began": run.told()}), allow_nan=False))
         for run in self.runs.values():
             new, incidents = run.poll(), run.new_incidents()
+            since, self._rows[run.id] = self._rows.get(run.id, 0), new.rows
             state = state_json(run.state())
             if not new.empty or incidents or state != self._states.get(run.id):
                 told = {
-                    "run": run.id, "incidents": incidents, "state": state, "segments": history.segments_of(run.series),
+                    "run": run.id, "since": since, "incidents": incidents, "state": state,
+                    "segments": history.segments_of(run.series),
                     **history.delta(new, run.foreseen(new=True)),
                 }  # fmt: skip
                 self._states[run.id] = state
@@ -94,11 +103,12 @@ class Desk:
         return messages
 
     def overview(self) -> list[dict[str, Any]]:
-        self._read()
+        if not self.viewers:  # while somebody looks, it is read for them anyway
+            self._read()
         return [run.told() for run in self.runs.values()]
 
 
-def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
+def make_app(finder: Finder, *, token: str, hosts: frozenset[str]) -> App:
     """The whole application, for a server or a test."""
     try:
         from starlette.applications import Starlette
@@ -107,7 +117,7 @@ def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
         from starlette.routing import Route
     except ModuleNotFoundError:
         raise UsageError("the page needs starlette and uvicorn", hint="pip install 'nanproof[ui]'") from None
-    desk = Desk(runs)
+    desk = Desk(finder)
 
     def answer(data: object) -> Response:
         return Response(json.dumps(to_json(data), allow_nan=False), media_type="application/json")
@@ -143,7 +153,11 @@ def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
             return missing()
         state, incidents = await desk.ask(lambda: (run.state(), run.incidents()))
         # seconds of reading: in a thread of its own, so that points keep coming
-        return answer(await asyncio.to_thread(facts_of, run.path, state, incidents))
+        return answer(await asyncio.to_thread(facts_of, run.home, state, incidents))
+
+    async def compared(request: Request) -> Response:
+        pair = list(desk.runs.values())
+        return answer(await desk.ask(compare, *pair) if len(pair) == 2 else None)
 
     async def stream(request: Request) -> Response:
         if len(desk.viewers) >= VIEWERS:
@@ -160,7 +174,7 @@ def make_app(runs: Sequence[Run], *, token: str, hosts: frozenset[str]) -> App:
     routes = [
         Route(f"{base}/", page), Route(f"{base}/runs", overview), Route(f"{base}/points/{{run}}", points),
         Route(f"{base}/incident/{{run}}/{{key}}", incident), Route(f"{base}/stream", stream),
-        Route(f"{base}/facts/{{run}}", facts),
+        Route(f"{base}/facts/{{run}}", facts), Route(f"{base}/compared", compared),
         Route(f"{base}/page/{{name:path}}", page),
     ]  # fmt: skip
     return Gatekeeper(Starlette(routes=routes, lifespan=lifespan), token=token, hosts=hosts)
@@ -190,7 +204,7 @@ def _number(text: str | None) -> float | None:
 
 
 def serve(
-    runs: Sequence[Run], *, host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None] | None = None
+    finder: Finder, *, host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], None] | None = None
 ) -> None:
     """Serve until interrupted; ``ready`` gets the address to open, which holds the token."""
     try:
@@ -209,7 +223,7 @@ def serve(
     names = (
         {host, socket.gethostname(), "localhost", "127.0.0.1"} if host != "127.0.0.1" else {"localhost", "127.0.0.1"}
     )
-    app = make_app(runs, token=token, hosts=frozenset(f"{n}:{port}" for n in names))
+    app = make_app(finder, token=token, hosts=frozenset(f"{n}:{port}" for n in names))
     config = uvicorn.Config(
         app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384,
         http=limited(), ws="none", timeout_keep_alive=10, server_header=False, proxy_headers=False,

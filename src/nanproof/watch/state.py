@@ -25,6 +25,11 @@ FRESH = 10.0  # seconds in which a log of unknown rhythm gets its next line
 BEATS = 5  # or so many of its usual intervals
 _ANSWERED = ("skip", "rollback", "overflow", "resume", "stop")
 _ENDS = ("stop", "exception", "hardware", "finished")
+_SIGNALS = {
+    number: words
+    for code, words in ((2, "Ctrl-C"), (15, "SIGTERM"), (9, "SIGKILL: often out of memory"))
+    for number in (128 + code, -code)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,8 @@ class Signs:
     quiet: float | None = None
     """Seconds since the log was last written."""
     exit_code: int | None = None
+    killed: bool = False
+    """Whether its record says that it is running, and its process is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +95,7 @@ def state_of(series: Series, signs: Signs) -> RunState:
         many = f"{count:,} logged values, the last at step {int(column.steps[-1]):,}" if count > 1 else "the last value"
         said = f"{column.name} is {word(column.values[-1])} since step {since:,} ({many})"
         if not _answered(series, column, first):
-            still = "; it is still running" if kind == "running" else ""
+            still = "; it is still running" if signs.open else ""
             kind, why = "died", f"{said}{still}"
         elif not why:
             why = said
@@ -126,17 +133,20 @@ def _answered(series: Series, column: Column, first: int) -> bool:
 
 
 def _kind(series: Series, signs: Signs, step: int | None) -> tuple[Kind, str]:
-    if series.empty or (step is None and not series.events):
+    nothing = series.empty or (step is None and not series.events)
+    if nothing and signs.exit_code is None and not signs.open and not signs.killed:
         return "empty", ""
     if signs.open or (signs.open is None and signs.exit_code is None and _is_fresh(series, signs.quiet)):
-        return "running", ""
+        return "running", "no values yet" if nothing else ""
     if signs.exit_code is not None:
-        return _ended_with(signs.exit_code, series)
+        return _ended_with(signs.exit_code, series, "before its first step, " if nothing else "")
     end = _last_word(series)
     if end is not None:
         return _told(end)
     if series.max_steps and step is not None and step + 1 >= series.max_steps:
         return "finished", ""
+    if signs.killed:
+        return "interrupted", f"its process was killed{' before its first step' if nothing else ''}"
     if series.max_steps:
         return "interrupted", "the log ends before the last step and does not say why"
     if signs.open is False:
@@ -160,16 +170,16 @@ def interval(series: Series) -> float:
     return float(np.median(gaps)) if len(gaps) else 0.0
 
 
-def _ended_with(code: int, series: Series) -> tuple[Kind, str]:
+def _ended_with(code: int, series: Series, when: str) -> tuple[Kind, str]:
     if code == 0:
-        return "finished", ""
+        return "finished", "no step was logged" if when else ""
     if code == GuardStop.exit_code:
         return "stopped", "the guard ended the run on purpose (exit code 66)"
-    if code in (130, 143, -2, -15):
-        return "interrupted", f"ended from outside (exit code {code})"
+    if code in _SIGNALS:
+        return "interrupted", f"{when}{_SIGNALS[code]} (exit code {code})"
     end = _last_word(series)
     told = f": {end.text}" if end is not None and end.kind == "exception" else ""
-    return "died", f"exit code {code}{told}"
+    return "died", f"{when}exit code {code}{told}"
 
 
 def _last_word(series: Series) -> Event | None:

@@ -1,4 +1,4 @@
-"""Watching in the terminal: one panel for each run, drawn anew a few times a second; q ends it."""
+"""Watching in the terminal: one panel for each run, drawn a few times a second; q ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ..text import console as clean_console
 from .glance import Glance, glance, value
-from .runs import Run
+from .runs import Finder, Run
 from .sparkline import BAD, sparkline
 from .state import duration
 
@@ -29,27 +29,28 @@ STYLES = {"died": "bold red", "stopped": "bold red", "finished": "green", "inter
 Hear = Callable[[Run, Glance], None]
 
 
-def watch(runs: Sequence[Run], *, once: bool = False, hear: Hear | None = None, console: Console | None = None) -> None:
+def watch(finder: Finder, *, once: bool = False, hear: Hear | None = None, console: Console | None = None) -> None:
     """Show the runs until q is pressed; with ``once``, or without a terminal, print one frame and return.
 
     ``hear`` gets every glance.
     """
     console = console or clean_console()
     if once or not console.is_terminal:
-        console.print(frame(_look(runs, hear), console.width))
+        console.print(frame(_look(finder, hear), console.width))
         return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(frame(_look(runs, hear), console.width, console.height), refresh=True)
+            live.update(frame(_look(finder, hear), console.width, console.height), refresh=True)
             until = time.monotonic() + EVERY
             while (left := until - time.monotonic()) > 0:
                 if pressed(left) in ("q", "Q", "\x03"):
                     return
 
 
-def _look(runs: Sequence[Run], hear: Hear | None) -> list[Glance]:
+def _look(finder: Finder, hear: Hear | None) -> list[Glance]:
     found = []
-    for run in runs:
+    finder.more()
+    for run in finder.runs:
         run.poll()
         found.append(glance(run.name, run.series, run.incidents(), run.state(), run.outlook))
         if hear is not None:
@@ -90,8 +91,9 @@ def panel(g: Glance, width: int) -> Panel:
     rows += [Text(f"! {g.warning}", style="bold yellow", overflow="fold")] if g.warning else []
     rows += [curves] if g.curves else []
     for incident in g.incidents:
-        where = f"  {incident['mechanism']} at {incident['where']}" if incident["where"] else ""
-        rows.append(Text(f"▸ {incident['verdict']} → {incident['action']}{where}", style="yellow", overflow="fold"))
+        where = ", ".join(part for part in (incident["cause"], incident["where"]) if part)
+        told = f"▸ {incident['verdict']} → {incident['action']}{f': {where}' if where else ''}"
+        rows.append(Text(told, style="yellow", overflow="fold"))
     return Panel(Group(*rows), title=Text(_plain(g.name)), border_style="red" if g.state.bad else "dim", width=width)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,10 @@ from ..diagnosing.sources.places import find_places
 from ..errors import NanproofError
 from .runs import typed
 from .state import RunState
+
+_OPTION = re.compile(
+    r"(?:--?([A-Za-z][\w.-]*)(?:=(.*))?|\+*([A-Za-z_][\w.]*)=(.*))", re.S
+)  # --lr 1, --lr=1, optim.lr=1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,26 +37,39 @@ class Why:
 
 
 def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], diagnosis: Diagnosis | None = None) -> Why:
-    """The cause of trouble in a run; nothing for a run that is healthy."""
-    if state.healthy and not incidents:
+    """The cause of trouble in a run; nothing for one that is healthy, was ended from outside or never began."""
+    if not in_trouble(state, incidents):
         return Why()
     diagnosis = diagnosis or diagnosed(path)[0]
-    located = next((i for i in incidents if i["where"]), None)
-    known = located is not None and located["mechanism"] not in ("", "unknown")
-    place = f"{located['mechanism']} at {located['where']}" if known and located else ""
+    located = next((i for i in incidents if i["where"] and i["cause"]), None)
+    place = f"{located['cause']} at {located['where']}" if located is not None else ""
     locate = f"nanproof locate {typed(path)}" if incidents else ""
-    if diagnosis is None or not diagnosis.causes or diagnosis.benign:
+    causes = diagnosis.causes if diagnosis is not None and not diagnosis.benign else ()
+    # what the guard answered looks ordinary in the log; the incident knows better
+    causes = tuple(c for c in causes if c.name != "benign") if incidents else causes
+    if diagnosis is None or not causes:
         return Why(cause=place, command=locate, commands=(locate,) if locate else ())
-    first = diagnosis.causes[0]
+    first = causes[0]
     question = diagnosis.missing[0] if diagnosis.missing else None
-    commands = tuple(c for c in dict.fromkeys([*first.commands, question.command if question else "", locate]) if c)
+    asked = question.commands if question is not None else ()
+    commands = tuple(c for c in dict.fromkeys([*first.commands, *asked, locate]) if c)
     sure = "" if first.confidence == "strong" else f" ({first.confidence})"
     return Why(
         cause=f"{place}; {first.title}{sure}" if place else f"{first.title}{sure}",
-        evidence=first.evidence, against=first.against, repair=first.fix,
+        evidence=tuple(map(_nearer, first.evidence)), against=tuple(map(_nearer, first.against)), repair=first.fix,
         ask=f"To decide: {question.asks}" if question is not None and not diagnosis.decided else "",
         command=commands[0] if commands else "", commands=commands,
     )  # fmt: skip
+
+
+def in_trouble(state: RunState, incidents: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there is something to diagnose."""
+    return state.step is not None and bool(incidents or state.since is not None or state.kind in ("died", "stopped"))
+
+
+def _nearer(text: str) -> str:
+    """A sentence whose paths begin here."""
+    return text.replace(f"{Path.cwd()}/", "")
 
 
 def facts_of(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]]) -> dict[str, object]:
@@ -67,17 +86,47 @@ def diagnosed(path: Path) -> tuple[Diagnosis | None, str]:
 
 
 def settings_of(path: Path) -> dict[str, str]:
-    """The settings in the configs of a run's folder, as text."""
-    return {v.key: show(v.value) for c in configs_of(path) for v in c.settings}
+    """The settings of a run, as text: its configs, and the options that its script was given."""
+    told = {v.key: show(v.value) for c in configs_of(path) for v in c.settings}
+    return told | options_in(command_of(path))
 
 
 def configs_of(path: Path) -> list[Config]:
-    """The project's own configs in a run's folder."""
-    if not path.is_dir():
-        return []
+    """The project's own configs in a run's folder, or beside its log."""
+    folder = path if path.is_dir() else path.parent
     try:
-        places = find_places([path])
-        inside = [p for p in places.configs if path in Path(p).parents]
-        return [c for c in find_configs(tuple(inside), path) if c.kind == "own"]
+        found = find_places([folder]).configs
+        inside = [p for p in found if (folder in Path(p).parents if path.is_dir() else folder == Path(p).parent)]
+        return [c for c in find_configs(tuple(inside), folder) if c.kind == "own"]
     except NanproofError:
         return []
+
+
+def command_of(path: Path) -> list[str]:
+    """The command that `nanproof run` recorded."""
+    try:
+        command = json.loads((path / "run.json").read_bytes())["command"]
+        return [str(word) for word in command]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def options_in(command: Sequence[str]) -> dict[str, str]:
+    """What a command gives to the script behind `nanproof run`.
+
+    >>> options_in(["python", "-m", "nanproof", "run", "--policy", "strict", "train.py", "--lr", "1e-3", "--fast"])
+    {'lr': '1e-3', 'fast': 'true'}
+    >>> options_in(["nanproof", "run", "-m", "my.train", "model.width=64", "--seeds", "1", "2"])
+    {'model.width': '64', 'seeds': '1 2'}
+    """
+    words = list(command[command.index("run") + 1 :]) if "run" in command else []
+    scripts = [i for i, w in enumerate(words) if w.endswith(".py") or words[max(0, i - 1)] == "-m"]
+    found: dict[str, list[str]] = {}
+    key = ""
+    for word in words[scripts[0] + 1 :] if scripts else []:
+        if match := _OPTION.fullmatch(word):
+            key, given = (match[1], match[2]) if match[1] else (match[3], match[4])
+            found[key] = [given] if given is not None else []
+        elif key:
+            found[key].append(word)
+    return {k: " ".join(values) or "true" for k, values in found.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from ...records import Edit, Finding
 from ..check import Check, report
@@ -27,7 +28,7 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
     if not words or _read_by_another(settings, project):
         return
     for value in words:
-        if value.name not in project.reads.converted and not _NAMES.search(value.name):
+        if value.name not in project.reads.converted and not _NAMES.search(value.name) and not _tagged(value):
             fixed = _fixed(value.text)
             edit = (Edit(path=value.path, start=value.span[0], end=value.span[1], text=fixed),) if value.span else ()
             yield report(
@@ -39,6 +40,13 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
 def _is_word(value: Value) -> bool:
     found = _WORD.fullmatch(value.text)
     return found is not None and not (found[3] and found[5])
+
+
+def _tagged(value: Value) -> bool:
+    """``!!float 1e-4`` is a number by its tag."""
+    if value.span is None or not Path(value.path).is_file():
+        return False
+    return Path(value.path).read_bytes()[: value.span[0]].rstrip().endswith(b"!!float")
 
 
 def _fixed(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, pro, value
+from ..clue import about, both, con, denied, either, flag, pro, value
 from ..signs import BROKEN, FP16, FP32, ONE_STEP
 
 CAUSE = Cause(
@@ -15,19 +15,19 @@ scaled gradients shrinks them to nothing, a missing scaler lets them underflow, 
 no reason, and a flag such as amp=True can reach an autocast whose default is fp16 with no scaler at all.""",
     share=2.0,
     clues=(
-        pro(NAMES, about("scaler-misuse"), "the report mentions the order or the absence of the scaler"),
+        pro("names", about("scaler-misuse"), "the report mentions the order or the absence of the scaler"),
         pro(
-            POINTS,
+            "points",
             both(FP16, flag("grad-norm-tiny")),
             "tiny gradient norms in fp16: clipped while scaled, or underflow",
         ),
-        pro(HINTS, flag("grad-norm-tiny"), "tiny gradient norms"),
-        pro(NAMES, flag("no-scaler"), "fp16 autocast without a GradScaler"),
-        pro(HINTS, both(FP16, flag("fp32-fine")), "fp16 fails, fp32 is fine"),
-        pro(HINTS, both(FP16, about("adversarial")), "several optimizers under one scaler"),
-        pro(HINTS, both(FP16, flag("no-learning")), "nothing is learned in fp16"),
+        pro("hints", flag("grad-norm-tiny"), "tiny gradient norms"),
+        pro("names", flag("no-scaler"), "fp16 autocast without a GradScaler"),
+        pro("hints", both(FP16, flag("fp32-fine")), "fp16 fails, fp32 is fine"),
+        pro("hints", both(FP16, about("adversarial")), "several optimizers under one scaler"),
+        pro("hints", both(FP16, flag("no-learning")), "nothing is learned in fp16"),
         pro(
-            SUGGESTS,
+            "suggests",
             both(FP16, about("scaler")),
             "the report mentions the scaler",
             unless=either(
@@ -35,17 +35,17 @@ no reason, and a flag such as amp=True can reach an autocast whose default is fp
                 about("minimum-scale", "unscale-error"),
             ),
         ),
-        pro(PROVES, value("lint", "NP105", "NP301", "NP302", "NP303", "NP308"), "the code does this"),
+        pro("proves", value("lint", "NP105", "NP301", "NP302", "NP303", "NP308"), "the code does this"),
         pro(
-            POINTS,
+            "points",
             both(flag("no-scaler"), value("config-check", "NP701"), BROKEN),
             "the config asks for another precision than the code runs in, without a scaler",
         ),
-        pro(NAMES, value("config-check", "NP701"), "the settings contradict each other"),
-        pro(HINTS, both(FP16, ONE_STEP), "NaN after one scaled step"),
-        con(HINTS, denied("no-scaler"), "there is a GradScaler"),
-        con(POINTS, FP32, "fp32 needs no scaler"),
-        con(SUGGESTS, value("precision", "bf16"), "bf16 needs no scaler", unless=FP16),
+        pro("names", value("config-check", "NP701"), "the settings contradict each other"),
+        pro("hints", both(FP16, ONE_STEP), "NaN after one scaled step"),
+        con("hints", denied("no-scaler"), "there is a GradScaler"),
+        con("points", FP32, "fp32 needs no scaler"),
+        con("suggests", value("precision", "bf16"), "bf16 needs no scaler", unless=FP16),
     ),
     remedies=(
         Remedy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Exclusion, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, number, onset, pro, value
+from ..clue import about, both, con, denied, either, flag, number, onset, pro, value
 from ..signs import AT_ONCE, BACK_TO_NORMAL, FP16, IN_SOME_BATCHES, LARGE_RUN
 
 CAUSE = Cause(
@@ -15,50 +15,50 @@ models show it first. Cures change the model: smaller initialization, qk-norm, z
 less gradient into the embedding.""",
     share=5.0,
     clues=(
-        pro(NAMES, flag("spikes-that-stop-recovering"), "spikes stop recovering"),
-        pro(POINTS, flag("spike-then-plateau", "no-recovery-no-divergence"), "the loss leaps and stays on a plateau"),
-        pro(POINTS, flag("lower-lr-only-delays"), "a lower learning rate only delays it", unless=about("ctc")),
-        pro(SUGGESTS, flag("seed-change-moves-it"), "another seed moves it"),
-        pro(SUGGESTS, flag("seed-dependent"), "it depends on the seed", unless=AT_ONCE),
-        pro(SUGGESTS, flag("only-larger-model"), "only the larger model is affected"),
+        pro("names", flag("spikes-that-stop-recovering"), "spikes stop recovering"),
+        pro("points", flag("spike-then-plateau", "no-recovery-no-divergence"), "the loss leaps and stays on a plateau"),
+        pro("points", flag("lower-lr-only-delays"), "a lower learning rate only delays it", unless=about("ctc")),
+        pro("suggests", flag("seed-change-moves-it"), "another seed moves it"),
+        pro("suggests", flag("seed-dependent"), "it depends on the seed", unless=AT_ONCE),
+        pro("suggests", flag("only-larger-model"), "only the larger model is affected"),
         pro(
-            POINTS,
+            "points",
             about("growing-activations"),
             "the report mentions growing activations, logits or norms",
             unless=flag("activation-norm-drift"),
         ),
-        pro(POINTS, about("initialization"), "the report mentions depth, width or initialization"),
-        pro(SUGGESTS, flag("activation-norm-drift"), "activation norms drift upwards"),
-        pro(NAMES, flag("activation-explosion"), "activations grow by orders of magnitude", unless=FP16),
+        pro("points", about("initialization"), "the report mentions depth, width or initialization"),
+        pro("suggests", flag("activation-norm-drift"), "activation norms drift upwards"),
+        pro("names", flag("activation-explosion"), "activations grow by orders of magnitude", unless=FP16),
         pro(
-            HINTS,
+            "hints",
             flag("grad-norm-drift", "grad-explosion", "loss-explodes-before-nan", "slow-divergence", "late-nan"),
             "growth before it broke",
         ),
-        pro(SUGGESTS, flag("sudden-explosion"), "the loss explodes without warning"),
+        pro("suggests", flag("sudden-explosion"), "the loss explodes without warning"),
         pro(
-            POINTS,
+            "points",
             flag("loss-scale-drop-leads-by-30-steps"),
             "the loss scale drops some steps before the loss explodes",
         ),
-        pro(HINTS, about("embedding"), "the report mentions the embedding"),
-        pro(HINTS, both(LARGE_RUN, onset("late", "mid", "at-lr-peak")), "a large run, not at its start"),
+        pro("hints", about("embedding"), "the report mentions the embedding"),
+        pro("hints", both(LARGE_RUN, onset("late", "mid", "at-lr-peak")), "a large run, not at its start"),
         pro(
-            SUGGESTS,
+            "suggests",
             either(number("init_std", above=0.0199), value("zloss")),
             "initialization or z-loss is part of the report",
         ),
-        pro(HINTS, onset("at-lr-peak"), "it began at the peak of the learning rate"),
-        pro(HINTS, about("experts"), "routers amplify"),
-        con(SUGGESTS, denied("loss-explodes-before-nan"), "nothing grew before"),
-        con(POINTS, AT_ONCE, "growth needs steps"),
-        con(SUGGESTS, either(IN_SOME_BATCHES, BACK_TO_NORMAL), "it comes with certain batches, or recovers"),
+        pro("hints", onset("at-lr-peak"), "it began at the peak of the learning rate"),
+        pro("hints", about("experts"), "routers amplify"),
+        con("suggests", denied("loss-explodes-before-nan"), "nothing grew before"),
+        con("points", AT_ONCE, "growth needs steps"),
+        con("suggests", either(IN_SOME_BATCHES, BACK_TO_NORMAL), "it comes with certain batches, or recovers"),
         con(
-            SUGGESTS,
+            "suggests",
             flag("cpu-fine", "only-multi-gpu", "only-one-gpu-family", "lr-discontinuity", "spike-at-each-resume"),
             "the same model is fine elsewhere",
         ),
-        con(HINTS, flag("fp32-fine"), "fp32 is fine"),
+        con("hints", flag("fp32-fine"), "fp32 is fine"),
     ),
     excluded=(Exclusion(when=flag("nan-before-first-update"), says="it was NaN before any update"),),
     remedies=(

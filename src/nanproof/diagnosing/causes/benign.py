@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, flag, onset, pro
+from ..clue import about, both, con, denied, flag, onset, pro
 from ..signs import FP16
 
 CAUSE = Cause(
@@ -15,34 +15,36 @@ policy equals its reference. None of them needs a repair.""",
     share=3.0,
     harmless=True,
     clues=(
-        pro(NAMES, flag("recovers"), "it recovers by itself"),
-        pro(PROVES, flag("run-healthy"), "the log shows a healthy run"),
-        pro(POINTS, flag("slow-recovery"), "it recovers slowly"),
-        pro(SUGGESTS, both(flag("recovers"), flag("grad-norm-leads")), "and the gradient norm led the spike"),
-        pro(SUGGESTS, flag("grad-norm-leads"), "the gradient norm rises some steps before the loss"),
-        pro(NAMES, flag("loss-scale-halving-at-start"), "a dynamic scale searches its level from above"),
-        pro(NAMES, flag("loss-scale-halving-sparse"), "a dynamic scale tests its ceiling now and then"),
-        pro(NAMES + SUGGESTS, flag("loss-zero-is-normal-in-grpo"), "a loss of 0.0 is normal in GRPO"),
-        pro(POINTS, both(flag("loss-zero"), about("rlhf")), "policy losses are 0 when the policy equals its reference"),
-        pro(SUGGESTS, flag("grad-inf-early"), "infinite norms while a scale is being found"),
+        pro("names", flag("recovers"), "it recovers by itself"),
+        pro("proves", flag("run-healthy"), "the log shows a healthy run"),
+        pro("points", flag("slow-recovery"), "it recovers slowly"),
+        pro("suggests", both(flag("recovers"), flag("grad-norm-leads")), "and the gradient norm led the spike"),
+        pro("suggests", flag("grad-norm-leads"), "the gradient norm rises some steps before the loss"),
+        pro("names", flag("loss-scale-halving-at-start"), "a dynamic scale searches its level from above"),
+        pro("names", flag("loss-scale-halving-sparse"), "a dynamic scale tests its ceiling now and then"),
+        pro(4.0, flag("loss-zero-is-normal-in-grpo"), "a loss of 0.0 is normal in GRPO"),
         pro(
-            SUGGESTS,
+            "points", both(flag("loss-zero"), about("rlhf")), "policy losses are 0 when the policy equals its reference"
+        ),
+        pro("suggests", flag("grad-inf-early"), "infinite norms while a scale is being found"),
+        pro(
+            "suggests",
             both(flag("grad-nan", "grad-nan-loss-finite"), flag("keeps-training", "recovers", "loss-finite"), FP16),
             "a scaler skips such steps",
         ),
         pro(
-            NAMES + POINTS,
+            "proves",
             both(flag("grad-nan-skipped"), FP16),
             "the scaler of fp16 leaves such steps out, and the loss goes on falling",
         ),
-        pro(SUGGESTS, flag("grad-nan-skipped"), "steps with a bad gradient norm were left out"),
-        pro(SUGGESTS, flag("loss-finite"), "the loss is finite"),
-        pro(SUGGESTS, flag("keeps-training"), "training goes on afterwards"),
-        pro(HINTS, flag("no-loss-symptom", "val-flat"), "loss or validation show nothing"),
-        pro(HINTS, onset("any"), "at any time"),
-        con(NAMES, denied("recovers"), "it does not come back"),
+        pro("suggests", flag("grad-nan-skipped"), "steps with a bad gradient norm were left out"),
+        pro("suggests", flag("loss-finite"), "the loss is finite"),
+        pro("suggests", flag("keeps-training"), "training goes on afterwards"),
+        pro("hints", flag("no-loss-symptom", "val-flat"), "loss or validation show nothing"),
+        pro("hints", onset("any"), "at any time"),
+        con("names", denied("recovers"), "it does not come back"),
         con(
-            NAMES,
+            "names",
             flag(
                 "loss-nan",
                 "loss-ran-away",
@@ -59,7 +61,7 @@ policy equals its reference. None of them needs a repair.""",
             "NaN or an error is not benign",
         ),
         con(
-            POINTS,
+            "points",
             flag(
                 "spikes-that-stop-recovering",
                 "spike-then-plateau",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, REPLAYED, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..clue import about, both, con, either, flag, onset, pro, value
 from ..signs import AT_ONCE
 
 CAUSE = Cause(
@@ -14,15 +14,15 @@ of another model: the forward pass is NaN at once, or the first loss lies above 
 be NaN while all parameters are finite: then training looks right and evaluation is NaN.""",
     share=4.0,
     clues=(
-        pro(POINTS, flag("nan-weights"), "weights are NaN or absurd", unless=about("new-parameters")),
-        pro(PROVES, flag("checkpoint-nonfinite"), "the checkpoint holds NaN or Inf"),
-        pro(NAMES, flag("checkpoint-damaged"), "the checkpoint is damaged"),
-        pro(PROVES, flag("checkpoint-unreadable"), "a checkpoint is cut short or damaged"),
-        pro(NAMES, flag("loss-above-uniform"), "the first loss is above chance level"),
-        pro(POINTS, flag("loss-high-then-nan"), "the loss is high from the start"),
-        pro(NAMES, about("broken-weights"), "the report mentions merged, converted or broken weights"),
+        pro("points", flag("nan-weights"), "weights are NaN or absurd", unless=about("new-parameters")),
+        pro("proves", flag("checkpoint-nonfinite"), "the checkpoint holds NaN or Inf"),
+        pro("names", flag("checkpoint-damaged"), "the checkpoint is damaged"),
+        pro("proves", flag("checkpoint-unreadable"), "a checkpoint is cut short or damaged"),
+        pro("names", flag("loss-above-uniform"), "the first loss is above chance level"),
+        pro("points", flag("loss-high-then-nan"), "the loss is high from the start"),
+        pro("names", about("broken-weights"), "the report mentions merged, converted or broken weights"),
         pro(
-            POINTS,
+            "points",
             both(AT_ONCE, about("pre-trained")),
             "NaN at once, and weights were loaded",
             unless=about(
@@ -35,28 +35,30 @@ be NaN while all parameters are finite: then training looks right and evaluation
                 "attention-kernel",
             ),
         ),
-        pro(SUGGESTS, both(onset("after-resume", "early-after-restart"), flag("loss-nan")), "NaN right after loading"),
-        pro(HINTS, both(AT_ONCE, flag("loss-nan", "val-also-nan")), "NaN before anything was learned"),
-        pro(HINTS, flag("degenerate-text"), "one token repeated: the logits are NaN"),
-        pro(HINTS, flag("eval-only-nan"), "buffers that only evaluation uses may be NaN"),
-        pro(SUGGESTS, both(about("accuracy-zero"), AT_ONCE), "nothing right from the start"),
-        pro(HINTS, both(flag("huge-finite-loss"), AT_ONCE), "a huge loss from the start"),
-        pro(HINTS, both(flag("loss-zero-grad-nan"), AT_ONCE), "a hidden NaN from the start"),
-        pro(REPLAYED, value("bad-leaf", "parameter"), "a replayed step was bad on arrival: its parameters"),
-        con(SUGGESTS, flag("loss-first-step-finite"), "the first loss is finite"),
-        con(NAMES, flag("checkpoint-healthy"), "a scan found the checkpoint healthy"),
+        pro(
+            "suggests", both(onset("after-resume", "early-after-restart"), flag("loss-nan")), "NaN right after loading"
+        ),
+        pro("hints", both(AT_ONCE, flag("loss-nan", "val-also-nan")), "NaN before anything was learned"),
+        pro("hints", flag("degenerate-text"), "one token repeated: the logits are NaN"),
+        pro("hints", flag("eval-only-nan"), "buffers that only evaluation uses may be NaN"),
+        pro("suggests", both(about("accuracy-zero"), AT_ONCE), "nothing right from the start"),
+        pro("hints", both(flag("huge-finite-loss"), AT_ONCE), "a huge loss from the start"),
+        pro("hints", both(flag("loss-zero-grad-nan"), AT_ONCE), "a hidden NaN from the start"),
+        pro("replayed", value("bad-leaf", "parameter"), "a replayed step was bad on arrival: its parameters"),
+        con("suggests", flag("loss-first-step-finite"), "the first loss is finite"),
+        con("names", flag("checkpoint-healthy"), "a scan found the checkpoint healthy"),
         con(
-            SUGGESTS,
+            "suggests",
             onset("mid", "late", "random-late", "intermittent", "data-dependent"),
             "loaded weights break at once",
         ),
         con(
-            SUGGESTS,
+            "suggests",
             flag("fp32-fine", "cpu-fine", "only-one-gpu-family", "only-with-padding", "recovers", "lr-discontinuity"),
             "the same weights are fine elsewhere",
         ),
         con(
-            HINTS,
+            "hints",
             either(flag("hard-error", "seed-dependent"), onset("random-at-start")),
             "another sign",
             unless=flag("checkpoint-unreadable"),

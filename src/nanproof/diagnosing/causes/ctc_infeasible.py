@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import (
-    HINTS,
-    NAMES,
-    POINTS,
-    PROVES,
-    REPLAYED,
-    SUGGESTS,
     about,
     both,
     con,
@@ -19,7 +13,7 @@ from ..clue import (
     onset,
     pro,
     value,
-)
+)  # fmt: skip
 from ..signs import BROKEN, IN_SOME_BATCHES
 
 CAUSE = Cause(
@@ -30,32 +24,32 @@ short clip or a long transcript leaves fewer, no alignment exists: the loss is i
 rate only delays it, since it depends on the batch.""",
     share=3.0,
     clues=(
-        pro(POINTS, about("ctc"), "a CTC-like loss"),
-        pro(POINTS, both(about("ctc"), about("sequence-length")), "the report mentions lengths, with CTC"),
+        pro("points", about("ctc"), "a CTC-like loss"),
+        pro("points", both(about("ctc"), about("sequence-length")), "the report mentions lengths, with CTC"),
         pro(
-            SUGGESTS,
+            "suggests",
             both(
                 about("ctc"),
                 either(IN_SOME_BATCHES, flag("lower-lr-only-delays", "lower-lr-no-help", "depends-on-seq-len")),
             ),
             "it depends on the batch, not on the rate",
         ),
-        pro(SUGGESTS, both(about("ctc"), about("loss-infinite")), "the loss is infinite first"),
-        pro(HINTS, both(about("ctc"), flag("loss-nan", "intermittent-nan")), "NaN under CTC"),
-        pro(POINTS, both(flag("ctc-unguarded"), BROKEN), "CTC loss without zero_infinity=True"),
-        pro(POINTS, both(either(flag("ctc-unguarded"), about("ctc")), flag("loss-infinite-first")), "Inf before NaN"),
-        pro(NAMES, flag("ctc-term-bad"), "the CTC term broke first"),
-        pro(PROVES, flag("ctc-lengths-infeasible"), "a scan of the data found targets longer than their inputs"),
-        pro(HINTS, onset("data-length-dependent"), "it depends on the length of the data"),
-        pro(REPLAYED, value("located-op", "_ctc_loss"), "a replayed step failed in the CTC loss"),
-        con(PROVES, denied("ctc"), "there is no CTC loss"),
+        pro("suggests", both(about("ctc"), about("loss-infinite")), "the loss is infinite first"),
+        pro("hints", both(about("ctc"), flag("loss-nan", "intermittent-nan")), "NaN under CTC"),
+        pro("points", both(flag("ctc-unguarded"), BROKEN), "CTC loss without zero_infinity=True"),
+        pro("points", both(either(flag("ctc-unguarded"), about("ctc")), flag("loss-infinite-first")), "Inf before NaN"),
+        pro("names", flag("ctc-term-bad"), "the CTC term broke first"),
+        pro("proves", flag("ctc-lengths-infeasible"), "a scan of the data found targets longer than their inputs"),
+        pro("hints", onset("data-length-dependent"), "it depends on the length of the data"),
+        pro("replayed", value("located-op", "_ctc_loss"), "a replayed step failed in the CTC loss"),
+        con("proves", denied("ctc"), "there is no CTC loss"),
         con(
-            SUGGESTS,
+            "suggests",
             flag("fp32-fine", "only-multi-gpu", "only-one-gpu-family", "only-larger-model", "loss-scale-collapse"),
             "lengths do not care for hardware or precision",
         ),
         con(
-            SUGGESTS,
+            "suggests",
             either(flag("loss-above-uniform", "nan-weights", "lr-discontinuity"), about("resuming")),
             "weights or a resume are likelier",
         ),

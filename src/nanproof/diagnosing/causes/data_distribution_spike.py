@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, either, flag, onset, pro
+from ..clue import about, both, con, either, flag, onset, pro
 from ..signs import LARGE_RUN
 
 CAUSE = Cause(
@@ -14,34 +14,36 @@ the loss while the model is healthy: spikes at irregular intervals, or another l
 The same batches may pass from another checkpoint.""",
     share=4.0,
     clues=(
-        pro(POINTS, flag("irregular-spikes"), "spikes at irregular intervals"),
-        pro(NAMES, flag("level-shift"), "the loss moved to another level"),
-        pro(POINTS, flag("val-flat"), "validation does not see it"),
-        pro(SUGGESTS, about("data-order"), "the report mentions the order or mixture of the data"),
+        pro("points", flag("irregular-spikes"), "spikes at irregular intervals"),
+        pro("names", flag("level-shift"), "the loss moved to another level"),
+        pro("points", flag("val-flat"), "validation does not see it"),
+        pro("suggests", about("data-order"), "the report mentions the order or mixture of the data"),
         pro(
-            SUGGESTS,
+            "suggests",
             both(
                 about("data-order"),
                 either(flag("irregular-spikes", "level-shift", "val-flat", "recovers"), about("spikes")),
             ),
             "the report mentions spikes or shifts, and the order of the data",
         ),
-        pro(SUGGESTS, onset("after-data-change"), "it began after a change of the data"),
-        pro(HINTS, both(LARGE_RUN, about("spikes")), "spikes in a large run"),
+        pro("suggests", onset("after-data-change"), "it began after a change of the data"),
+        pro("hints", both(LARGE_RUN, about("spikes")), "spikes in a large run"),
         pro(
-            HINTS,
+            "hints",
             flag("slow-recovery", "keeps-training", "seed-change-moves-it", "sudden-explosion"),
             "it comes and goes",
         ),
-        pro(HINTS, flag("nan-soon-after-data-change"), "soon after the data changed"),
-        con(POINTS, either(onset("step1", "step2", "before-training")), "too early for a shift of the data"),
+        pro("hints", flag("nan-soon-after-data-change"), "soon after the data changed"),
+        con("points", either(onset("step1", "step2", "before-training")), "too early for a shift of the data"),
         con(
-            SUGGESTS,
+            "suggests",
             flag("loss-nan", "nan-weights", "grad-nan", "loss-zero-grad-nan", "intermittent-nan"),
             "unusual data makes spikes, seldom NaN",
         ),
-        con(SUGGESTS, flag("update-norm-leads", "spike-at-each-resume", "grad-norm-drift"), "another sign came first"),
-        con(HINTS, flag("recovers", "grad-norm-leads"), "a single spike that recovers is benign"),
+        con(
+            "suggests", flag("update-norm-leads", "spike-at-each-resume", "grad-norm-drift"), "another sign came first"
+        ),
+        con("hints", flag("recovers", "grad-norm-leads"), "a single spike that recovers is benign"),
     ),
     remedies=(
         Remedy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..clue import about, both, con, denied, either, flag, onset, pro, value
 from ..signs import BAD_GRADIENT, FP8, HIDDEN_NAN
 
 CAUSE = Cause(
@@ -14,42 +14,45 @@ skips a batch or a backward pass while the others wait, replicas that drift apar
 several GPUs or nodes are not. Often the loss is finite and the gradient norm is not.""",
     share=5.0,
     clues=(
-        pro(NAMES, flag("only-multi-gpu"), "only with several GPUs or nodes"),
-        pro(NAMES, flag("replica-weights-differ"), "replicas hold different weights"),
-        pro(POINTS, about("overlap"), "the report mentions overlapped communication"),
-        pro(NAMES, about("rank-skips"), "the report mentions ranks that do different things"),
-        pro(SUGGESTS, either(flag("several-nodes"), about("distributed")), "training is distributed"),
+        pro("names", flag("only-multi-gpu"), "only with several GPUs or nodes"),
+        pro("names", flag("replica-weights-differ"), "replicas hold different weights"),
+        pro("points", about("overlap"), "the report mentions overlapped communication"),
+        pro("names", about("rank-skips"), "the report mentions ranks that do different things"),
+        pro("suggests", either(flag("several-nodes"), about("distributed")), "training is distributed"),
         pro(
-            POINTS,
+            "points",
             both(HIDDEN_NAN, either(about("deepspeed"), flag("several-nodes"))),
             "a hidden NaN under DeepSpeed or on several nodes",
         ),
         pro(
-            SUGGESTS,
+            "suggests",
             both(BAD_GRADIENT, either(about("distributed"), flag("several-nodes", "several-gpus"))),
             "NaN gradients in a distributed run",
         ),
         pro(
-            HINTS,
+            "hints",
             both(HIDDEN_NAN, either(about("distributed"), flag("several-gpus", "several-nodes"))),
             "a hidden NaN: a third of such runs were communication",
         ),
-        pro(HINTS, both(FP8, about("distributed")), "8-bit scales travel between ranks"),
-        pro(HINTS, both(flag("only-larger-model"), about("distributed")), "only models that are split over GPUs"),
-        pro(SUGGESTS, both(onset("silent"), either(about("distributed"), flag("no-loss-symptom"))), "no step shows it"),
-        pro(POINTS, flag("collective-timeout"), "a collective timed out: a rank did not take part"),
-        pro(PROVES, value("lint", "NP401", "NP402", "NP404"), "the code branches on one rank"),
-        pro(NAMES, flag("overlap-comm"), "overlap_comm is on"),
-        con(NAMES, denied("only-multi-gpu"), "it is NaN on a single GPU too"),
-        con(NAMES, flag("single-gpu"), "a single GPU"),
+        pro("hints", both(FP8, about("distributed")), "8-bit scales travel between ranks"),
+        pro("hints", both(flag("only-larger-model"), about("distributed")), "only models that are split over GPUs"),
+        pro(
+            "suggests", both(onset("silent"), either(about("distributed"), flag("no-loss-symptom"))), "no step shows it"
+        ),
+        pro("points", flag("collective-timeout"), "a collective timed out: a rank did not take part"),
+        pro("proves", value("lint", "NP401", "NP402", "NP404"), "the code branches on one rank"),
+        pro("names", flag("overlap-comm"), "overlap_comm is on"),
+        pro("names", flag("bypasses-ddp"), "gradients are not synchronized"),
+        con("names", denied("only-multi-gpu"), "it is NaN on a single GPU too"),
+        con("names", flag("single-gpu"), "a single GPU"),
         con(
-            HINTS,
+            "hints",
             flag(
                 "loss-scale-collapse", "loss-explodes-before-nan", "recovers", "irregular-spikes", "spike-then-plateau"
             ),
             "growth or spikes have other reasons",
         ),
-        con(HINTS, onset("before-training", "after-resume", "at-lr-peak"), "another sign"),
+        con("hints", onset("before-training", "after-resume", "at-lr-peak"), "another sign"),
     ),
     remedies=(
         Remedy(

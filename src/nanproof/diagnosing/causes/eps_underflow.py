@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, PROVES, REPLAYED, SUGGESTS, about, both, con, either, flag, pro, value
+from ..clue import about, both, con, either, flag, pro, value
 from ..signs import FP16, FP32, IN_SOME_BATCHES, ONE_STEP
 
 CAUSE = Cause(
@@ -13,22 +13,22 @@ CAUSE = Cause(
 normalize, LayerNorm or log, is exactly 0 there: 0/0 or log 0 follows as soon as the rest is 0 too. bf16 keeps such
 an eps but loses it when it is added to a number near 1.""",
     share=2.0,
+    replayed=("underflow",),
     clues=(
-        pro(SUGGESTS, both(FP16, flag("tiny-eps")), "the code adds an eps below 6e-8, which is 0 in fp16"),
-        pro(SUGGESTS, both(FP16, flag("tiny-eps"), flag("half-weights")), "and the weights are fp16"),
-        pro(NAMES, both(FP16, about("epsilon")), "the report mentions an eps or a denominator, in fp16"),
-        pro(SUGGESTS, flag("fp32-fine"), "the same is fine in fp32"),
+        pro("suggests", both(FP16, flag("tiny-eps")), "the code adds an eps below 6e-8, which is 0 in fp16"),
+        pro("suggests", both(FP16, flag("tiny-eps"), flag("half-weights")), "and the weights are fp16"),
+        pro("names", both(FP16, about("epsilon")), "the report mentions an eps or a denominator, in fp16"),
+        pro("suggests", flag("fp32-fine"), "the same is fine in fp32"),
         pro(
-            HINTS,
+            "hints",
             both(FP16, either(about("contrastive", "constant-input", "poles"), IN_SOME_BATCHES)),
             "a normalisation or a vector of zeros in fp16",
         ),
-        pro(PROVES, value("lint", "NP307"), "the code adds an eps that vanishes in its dtype"),
-        pro(REPLAYED, value("mechanism", "underflow"), "a replayed step underflowed"),
-        con(NAMES, FP32, "in fp32 such an eps is a number"),
-        con(SUGGESTS, ONE_STEP, "the first forward pass was finite"),
+        pro("proves", value("lint", "NP307"), "the code adds an eps that vanishes in its dtype"),
+        con("names", FP32, "in fp32 such an eps is a number"),
+        con("suggests", ONE_STEP, "the first forward pass was finite"),
         con(
-            HINTS,
+            "hints",
             flag("loss-jump-before", "only-larger-model", "loss-explodes-before-nan"),
             "large values, not small ones, came before it",
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, REPLAYED, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..clue import about, both, con, either, flag, onset, pro, value
 from ..signs import AT_ONCE, BACK_TO_NORMAL, BAD_GRADIENT, FP8, FP16, HIDDEN_NAN, ONE_STEP, WIDE
 
 CAUSE = Cause(
@@ -14,71 +14,71 @@ larger or longer-trained model pass that limit; the Inf becomes NaN in the next 
 same step is finite in bf16 or fp32, whose range ends at 3.4e38. Models that were born in bf16 (T5, Gemma, many
 newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them.""",
     share=9.0,
+    replayed=("range-overflow",),
     clues=(
-        pro(POINTS, FP16, "training runs in fp16"),
+        pro("points", FP16, "training runs in fp16"),
         pro(
-            HINTS,
+            "hints",
             both(FP16, flag("loss-nan", "late-nan", "loss-zero-grad-nan", "loss-zero", "loss-turned-zero")),
             "the loss turns NaN during fp16 training",
         ),
-        pro(SUGGESTS, both(FP16, about("bf16-born")), "a model born in bf16 runs in fp16"),
-        pro(SUGGESTS, flag("fp32-fine"), "the same is fine in fp32"),
-        pro(NAMES, flag("bf16-fine"), "the same is fine in bf16, which has the range of fp32"),
-        pro(SUGGESTS, both(FP16, flag("only-larger-model")), "only the larger model leaves the range"),
+        pro("suggests", both(FP16, about("bf16-born")), "a model born in bf16 runs in fp16"),
+        pro("suggests", flag("fp32-fine"), "the same is fine in fp32"),
+        pro("names", flag("bf16-fine"), "the same is fine in bf16, which has the range of fp32"),
+        pro("suggests", both(FP16, flag("only-larger-model")), "only the larger model leaves the range"),
         pro(
-            POINTS,
+            "points",
             about("overflow"),
             "an overflow or infinite activations are reported",
             unless=either(about("minimum-scale"), flag("loss-scale-collapse"), BACK_TO_NORMAL),
         ),
         pro(
-            SUGGESTS,
+            "suggests",
             both(FP16, flag("loss-jump-before", "grad-inf-early")),
             "a leap just before NaN in fp16",
             unless=BACK_TO_NORMAL,
         ),
         pro(
-            SUGGESTS,
+            "suggests",
             flag("activation-near-fp16-max"),
             "activations were near the end of fp16's range",
             unless=WIDE,
         ),
-        pro(SUGGESTS, both(FP16, flag("nan-in-preprocessing")), "an encoder run in fp16 gives NaN"),
+        pro("suggests", both(FP16, flag("nan-in-preprocessing")), "an encoder run in fp16 gives NaN"),
         pro(
-            POINTS,
+            "points",
             both(either(FP16, about("half-validation")), flag("eval-only-nan")),
             "evaluation runs in half precision, training does not show it",
         ),
         pro(
-            HINTS,
+            "hints",
             both(value("gpu", "volta", "turing", "pascal"), about("bf16-born")),
             "a GPU without bf16 and a model that wants it",
         ),
         pro(
-            SUGGESTS,
+            "suggests",
             both(flag("eval-only-nan"), about("detection")),
             "detector trainers validate in half precision even when they train in another",
         ),
-        pro(HINTS, both(FP16, either(HIDDEN_NAN, BAD_GRADIENT)), "NaN gradients in fp16"),
-        pro(REPLAYED, value("mechanism", "range-overflow"), "a replayed step overflowed"),
-        con(NAMES, WIDE, "bf16 and fp32 do not end at 65,504", unless=FP16),
-        con(SUGGESTS, FP8, "this is fp8, whose scales are another matter", unless=FP16),
-        con(POINTS, flag("fp32-also-nan"), "it is NaN in fp32 too"),
-        con(SUGGESTS, BACK_TO_NORMAL, "it recovers, as it does when a scaler skips a step"),
-        con(HINTS, both(ONE_STEP, value("weights", "fp16")), "the first forward pass was finite"),
+        pro("hints", both(FP16, either(HIDDEN_NAN, BAD_GRADIENT)), "NaN gradients in fp16"),
+        con("names", WIDE, "bf16 and fp32 do not end at 65,504", unless=FP16),
+        con("suggests", FP8, "this is fp8, whose scales are another matter", unless=FP16),
+        con("points", flag("fp32-also-nan"), "it is NaN in fp32 too"),
+        con("suggests", BACK_TO_NORMAL, "it recovers, as it does when a scaler skips a step"),
+        con("hints", both(ONE_STEP, value("weights", "fp16")), "the first forward pass was finite"),
         con(
-            SUGGESTS,
+            "suggests",
             flag("loss-scale-collapse"),
             "the loss scale had already collapsed",
             unless=flag("scale-fell-after-nan"),
         ),
         con(
-            SUGGESTS,
+            "suggests",
             either(flag("only-with-padding", "intermittent-nan"), onset("data-dependent")),
             "it comes with certain batches",
         ),
-        con(HINTS, flag("loss-explodes-before-nan", "grad-norm-drift"), "it grew before it overflowed"),
-        con(HINTS, both(AT_ONCE, flag("cpu-fine")), "a kernel is likelier when it is wrong at once"),
+        con("hints", flag("loss-explodes-before-nan", "grad-norm-drift"), "it grew before it overflowed"),
+        con("hints", both(AT_ONCE, flag("cpu-fine")), "a kernel is likelier when it is wrong at once"),
     ),
     remedies=(
         Remedy(

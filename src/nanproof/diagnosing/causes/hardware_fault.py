@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..clue import about, both, con, denied, either, flag, onset, pro, value
 from ..signs import AT_ONCE, IN_SOME_BATCHES
 
 CAUSE = Cause(
@@ -13,26 +13,26 @@ CAUSE = Cause(
 reproducible elsewhere with the same seed and data. The kernel log may show Xid or ECC errors.""",
     share=2.0,
     clues=(
-        pro(NAMES, flag("not-reproducible-elsewhere"), "it cannot be reproduced on other machines"),
+        pro("names", flag("not-reproducible-elsewhere"), "it cannot be reproduced on other machines"),
         pro(
-            NAMES,
+            "names",
             about("one-machine"),
             "the report mentions one machine, or errors of the hardware,",
             unless=either(flag("only-one-gpu-family"), both(flag("only-multi-gpu"), about("overlap"))),
         ),
-        pro(PROVES, flag("xid-error"), "the kernel log shows a GPU memory error"),
-        pro(SUGGESTS, onset("random", "random-late"), "it began at a random time"),
-        pro(HINTS, flag("sudden-explosion", "seed-dependent", "only-multi-gpu"), "without warning"),
-        pro(HINTS, both(about("large-scale"), onset("random", "random-late")), "many machines, random times"),
-        pro(POINTS, value("origin", "transient"), "a replayed step was finite: the fault was transient"),
-        con(SUGGESTS, denied("only-one-gpu-family"), "it is NaN on another GPU too"),
-        con(SUGGESTS, either(IN_SOME_BATCHES, AT_ONCE), "it comes back in the same place"),
+        pro("proves", flag("xid-error"), "the kernel log shows a GPU memory error"),
+        pro("suggests", onset("random", "random-late"), "it began at a random time"),
+        pro("hints", flag("sudden-explosion", "seed-dependent", "only-multi-gpu"), "without warning"),
+        pro("hints", both(about("large-scale"), onset("random", "random-late")), "many machines, random times"),
+        pro("points", value("origin", "transient"), "a replayed step was finite: the fault was transient"),
+        con("suggests", denied("only-one-gpu-family"), "it is NaN on another GPU too"),
+        con("suggests", either(IN_SOME_BATCHES, AT_ONCE), "it comes back in the same place"),
         con(
-            SUGGESTS,
+            "suggests",
             flag("recovers", "lr-discontinuity", "same-epoch-every-run", "loss-explodes-before-nan", "grad-norm-drift"),
             "another sign",
         ),
-        con(SUGGESTS, flag("only-one-gpu-family"), "a whole kind of GPU is not defect"),
+        con("suggests", flag("only-one-gpu-family"), "a whole kind of GPU is not defect"),
     ),
     remedies=(
         Remedy(

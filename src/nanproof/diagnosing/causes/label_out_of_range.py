@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, flag, onset, pro
+from ..clue import about, both, con, flag, onset, pro
 
 CAUSE = Cause(
     name="label-out-of-range",
@@ -13,22 +13,24 @@ class numbers from 1 to N, or a 255 for "ignore", index beyond the logits: a dev
 elsewhere.""",
     share=3.0,
     clues=(
-        pro(NAMES, flag("negative-loss"), "a loss below zero that cannot be"),
-        pro(NAMES, flag("metric-above-bound"), "a metric is beyond its bound"),
-        pro(NAMES, flag("device-assert"), "a device-side assert: usually an index out of range"),
-        pro(POINTS, about("label-values"), "the report mentions values of labels or classes"),
+        pro("names", flag("negative-loss"), "a loss below zero that cannot be"),
+        pro("names", flag("metric-above-bound"), "a metric is beyond its bound"),
+        pro("names", flag("device-assert"), "a device-side assert: usually an index out of range"),
+        pro("points", about("label-values"), "the report mentions values of labels or classes"),
         pro(
-            HINTS,
+            "hints",
             both(about("segmentation"), onset("step1", "early"), flag("loss-nan", "huge-finite-loss", "val-also-nan")),
             "masks stored as 0 and 255, or a void class, are common here",
         ),
-        pro(HINTS, flag("huge-finite-loss"), "a huge but finite loss"),
-        pro(HINTS, both(about("own-data"), flag("hard-error")), "own data and an exception"),
-        pro(PROVES, flag("labels-out-of-range"), "a scan of the data found labels out of range"),
+        pro("hints", flag("huge-finite-loss"), "a huge but finite loss"),
+        pro("hints", both(about("own-data"), flag("hard-error")), "own data and an exception"),
+        pro("proves", flag("labels-out-of-range"), "a scan of the data found labels out of range"),
         con(
-            SUGGESTS, flag("fp32-fine", "cpu-fine", "only-larger-model", "recovers"), "labels do not care for precision"
+            "suggests",
+            flag("fp32-fine", "cpu-fine", "only-larger-model", "recovers"),
+            "labels do not care for precision",
         ),
-        con(HINTS, onset("late", "random-late", "after-resume"), "it would have come earlier"),
+        con("hints", onset("late", "random-late", "after-resume"), "it would have come earlier"),
     ),
     remedies=(Remedy(does="bring the targets into range: masks / 255, class ids from 0, void as ignore_index"),),
     verify="min and max of the targets over one epoch lie within the loss's domain; the loss is never negative.",

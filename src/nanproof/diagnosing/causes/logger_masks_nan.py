@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, flag, onset, pro
+from ..clue import about, both, con, flag, onset, pro
 from ..signs import FP16
 
 CAUSE = Cause(
@@ -14,16 +14,16 @@ smooth loss; DeepSpeed prints a constant norm (√2) when its groups overflowed;
 round it. The log is no evidence then: something else broke the run, and the first task is to see when.""",
     share=1.5,
     clues=(
-        pro(NAMES, flag("nan-hidden-by-logger"), "the logger hides NaN"),
-        pro(POINTS, flag("constant-grad-norm"), "the logged gradient norm never changes"),
-        pro(POINTS, about("logging"), "the report mentions what the logger prints"),
-        pro(SUGGESTS, both(onset("silent"), flag("grad-nan", "no-learning", "no-loss-symptom")), "no step shows it"),
-        pro(HINTS, flag("loss-zero"), "0.0 in the log can stand for NaN"),
-        con(HINTS, flag("loss-zero-grad-nan"), "the logged gradient norm shows the NaN"),
-        pro(POINTS, flag("loss-turned-zero"), "the Trainer's log prints 0.0 for NaN", unless=FP16),
-        pro(SUGGESTS, flag("nan-filter-on"), "logging_nan_inf_filter is on"),
+        pro("names", flag("nan-hidden-by-logger"), "the logger hides NaN"),
+        pro("points", flag("constant-grad-norm"), "the logged gradient norm never changes"),
+        pro("points", about("logging"), "the report mentions what the logger prints"),
+        pro("suggests", both(onset("silent"), flag("grad-nan", "no-learning", "no-loss-symptom")), "no step shows it"),
+        pro("hints", flag("loss-zero"), "0.0 in the log can stand for NaN"),
+        con("hints", flag("loss-zero-grad-nan"), "the logged gradient norm shows the NaN"),
+        pro("points", flag("loss-turned-zero"), "the Trainer's log prints 0.0 for NaN", unless=FP16),
+        pro("suggests", flag("nan-filter-on"), "logging_nan_inf_filter is on"),
         con(
-            SUGGESTS,
+            "suggests",
             flag("loss-nan", "late-nan", "hard-error", "recovers", "replica-weights-differ"),
             "NaN is visible in the log",
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, con, denied, flag, onset, pro
+from ..clue import about, con, denied, flag, onset, pro
 from ..signs import BACK_TO_NORMAL, WIDE
 
 CAUSE = Cause(
@@ -16,30 +16,30 @@ no scale can cure; restarting gains some steps and no more.""",
     share=3.0,
     clues=(
         pro(
-            NAMES,
+            "names",
             flag("loss-scale-collapse"),
             "the loss scale fell to its minimum",
             unless=flag("scale-fell-after-nan"),
         ),
         pro(
-            POINTS,
+            "points",
             about("minimum-scale"),
             "overflows in a row, or the minimum scale, are reported",
             unless=flag("loss-scale-halving-sparse", "loss-scale-halving-at-start", "recovers"),
         ),
-        pro(SUGGESTS, flag("restart-gains-100-steps"), "restarting gains only some steps"),
-        pro(HINTS, flag("loss-scale-drop-leads-by-30-steps"), "the scale dropped before the loss moved"),
-        pro(HINTS, about("scaler"), "the report mentions the loss scale"),
-        con(NAMES, denied("loss-scale-collapse"), "the loss scale is steady"),
+        pro("suggests", flag("restart-gains-100-steps"), "restarting gains only some steps"),
+        pro("hints", flag("loss-scale-drop-leads-by-30-steps"), "the scale dropped before the loss moved"),
+        pro("hints", about("scaler"), "the report mentions the loss scale"),
+        con("names", denied("loss-scale-collapse"), "the loss scale is steady"),
         con(
-            POINTS,
+            "points",
             flag("loss-scale-halving-sparse", "loss-scale-halving-at-start"),
             "halving at the start or now and then is ordinary",
         ),
-        con(SUGGESTS, flag("scale-fell-after-nan"), "the loss was NaN before: the scale fell because of it"),
-        con(SUGGESTS, BACK_TO_NORMAL, "it recovers"),
-        con(NAMES, WIDE, "bf16 and fp32 train without a loss scale"),
-        con(HINTS, onset("step1"), "a scale needs some steps to collapse"),
+        con("suggests", flag("scale-fell-after-nan"), "the loss was NaN before: the scale fell because of it"),
+        con("suggests", BACK_TO_NORMAL, "it recovers"),
+        con("names", WIDE, "bf16 and fp32 train without a loss scale"),
+        con("hints", onset("step1"), "a scale needs some steps to collapse"),
     ),
     remedies=(
         Remedy(

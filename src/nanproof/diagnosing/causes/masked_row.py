@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, REPLAYED, SUGGESTS, about, both, con, denied, either, flag, onset, pro, value
+from ..clue import about, both, con, denied, either, flag, onset, pro, value
 from ..signs import BROKEN, GROWTH
 
 CAUSE = Cause(
@@ -13,17 +13,18 @@ CAUSE = Cause(
 mask leave nothing, where no action is legal, where a node has no neighbour, or where the mask has the wrong sign.
 It shows with padding or a batch above 1, in every precision, often at the first step.""",
     share=5.0,
+    replayed=("masked-row",),
     clues=(
-        pro(NAMES, flag("only-with-padding"), "only with padding or a batch above 1"),
-        pro(NAMES, about("all-masked"), "the report mentions a row that is masked entirely"),
+        pro("names", flag("only-with-padding"), "only with padding or a batch above 1"),
+        pro("names", about("all-masked"), "the report mentions a row that is masked entirely"),
         pro(
-            POINTS,
+            "points",
             about("padding", "batch-above-one"),
             "padding or the batch size decides",
             unless=flag("only-with-padding"),
         ),
         pro(
-            POINTS,
+            "points",
             about("masking"),
             "the report mentions a mask",
             unless=either(
@@ -31,34 +32,33 @@ It shows with padding or a batch above 1, in every precision, often at the first
                 flag("grad-nan-loss-finite", "negative-loss"),
             ),
         ),
-        pro(SUGGESTS, about("negative-infinity"), "the report mentions −inf as a filling value"),
-        pro(NAMES, about("action-mask"), "the report mentions masked actions"),
-        pro(HINTS, both(about("reinforcement"), flag("hard-error")), "sampling from a NaN distribution"),
-        pro(HINTS, flag("depends-on-seq-len"), "it depends on the sequence length"),
-        pro(HINTS, about("attention-op"), "anomaly mode names a softmax"),
+        pro("suggests", about("negative-infinity"), "the report mentions −inf as a filling value"),
+        pro("names", about("action-mask"), "the report mentions masked actions"),
+        pro("hints", both(about("reinforcement"), flag("hard-error")), "sampling from a NaN distribution"),
+        pro("hints", flag("depends-on-seq-len"), "it depends on the sequence length"),
+        pro("hints", about("attention-op"), "anomaly mode names a softmax"),
         pro(
-            HINTS,
+            "hints",
             both(onset("step1", "data-dependent"), flag("fp32-also-nan", "nan-at-lr-0")),
             "at once and in every precision",
         ),
-        pro(REPLAYED, value("mechanism", "masked-row"), "a replayed step had a row that is masked entirely"),
-        pro(POINTS, value("lint", "NP216", "NP217"), "the code masks with −inf and can mask everything"),
-        pro(SUGGESTS, both(value("lint", "NP216", "NP217"), BROKEN), "and the loss is NaN"),
-        pro(POINTS, both(flag("left-padding"), BROKEN), "left padding leaves rows whose first tokens see nothing"),
-        pro(POINTS, both(flag("masks-attention"), BROKEN), "a padding mask goes into attention", unless=GROWTH),
+        pro("points", value("lint", "NP216", "NP217"), "the code masks with −inf and can mask everything"),
+        pro("suggests", both(value("lint", "NP216", "NP217"), BROKEN), "and the loss is NaN"),
+        pro("points", both(flag("left-padding"), BROKEN), "left padding leaves rows whose first tokens see nothing"),
+        pro("points", both(flag("masks-attention"), BROKEN), "a padding mask goes into attention", unless=GROWTH),
         pro(
-            POINTS,
+            "points",
             both(flag("masks-with-infinity"), BROKEN),
             "scores are masked with −inf before a softmax",
             unless=either(GROWTH, value("lint", "NP216", "NP217")),
         ),
-        con(POINTS, denied("only-with-padding"), "it happens without padding too"),
+        con("points", denied("only-with-padding"), "it happens without padding too"),
         con(
-            SUGGESTS,
+            "suggests",
             flag("loss-explodes-before-nan", "grad-norm-drift", "loss-scale-collapse", "nan-weights"),
             "it grew, which a mask does not",
         ),
-        con(HINTS, onset("late", "random-late"), "it would have come earlier"),
+        con("hints", onset("late", "random-late"), "it would have come earlier"),
     ),
     remedies=(
         Remedy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Exclusion, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, either, flag, number, onset, pro, value
+from ..clue import about, both, con, either, flag, number, onset, pro, value
 from ..signs import ADAM, FP16_WEIGHTS, FP32, NO_UPDATE_YET, ONE_STEP
 
 CAUSE = Cause(
@@ -16,28 +16,28 @@ update many times too large; the update norm rises before the loss.""",
     share=3.0,
     clues=(
         pro(
-            NAMES,
+            "names",
             both(flag("grads-finite"), either(ONE_STEP, flag("nan-weights"))),
             "gradients finite, weights NaN after the step",
         ),
-        pro(SUGGESTS, both(ONE_STEP, either(FP16_WEIGHTS, flag("pure-half"))), "one step of Adam in fp16 made NaN"),
-        pro(NAMES, both(number("eps", below=6e-8), either(FP16_WEIGHTS, flag("pure-half"))), "this eps is 0 in fp16"),
-        pro(NAMES, flag("update-norm-leads"), "the update norm rises before the loss"),
-        pro(NAMES, about("second-moment"), "second moments or update sizes are reported as odd"),
+        pro("suggests", both(ONE_STEP, either(FP16_WEIGHTS, flag("pure-half"))), "one step of Adam in fp16 made NaN"),
+        pro("names", both(number("eps", below=6e-8), either(FP16_WEIGHTS, flag("pure-half"))), "this eps is 0 in fp16"),
+        pro("names", flag("update-norm-leads"), "the update norm rises before the loss"),
+        pro("names", about("second-moment"), "second moments or update sizes are reported as odd"),
         pro(
-            HINTS,
+            "hints",
             both(
                 number("beta2", above=0.98), flag("irregular-spikes", "slow-divergence", "spikes-that-stop-recovering")
             ),
             "beta2 remembers far longer than the spikes last",
         ),
-        pro(SUGGESTS, number("eps", below=1e-10), "an unusually small eps"),
-        pro(HINTS, both(flag("slow-divergence"), ADAM), "a slow drift under Adam"),
-        pro(NAMES, about("adam-epsilon"), "the report mentions Adam's eps"),
-        pro(PROVES, value("lint", "NP306"), "the code trains half-precision parameters with such an eps"),
-        pro(HINTS, onset("step2"), "the first step is fine, the second is not"),
-        con(POINTS, value("optimizer", "sgd"), "SGD has no such division"),
-        con(SUGGESTS, both(ONE_STEP, FP32), "eps 1e-8 is a number in fp32"),
+        pro("suggests", number("eps", below=1e-10), "an unusually small eps"),
+        pro("hints", both(flag("slow-divergence"), ADAM), "a slow drift under Adam"),
+        pro("names", about("adam-epsilon"), "the report mentions Adam's eps"),
+        pro("proves", value("lint", "NP306"), "the code trains half-precision parameters with such an eps"),
+        pro("hints", onset("step2"), "the first step is fine, the second is not"),
+        con("points", value("optimizer", "sgd"), "SGD has no such division"),
+        con("suggests", both(ONE_STEP, FP32), "eps 1e-8 is a number in fp32"),
     ),
     excluded=(Exclusion(when=NO_UPDATE_YET, says="it was NaN before any update"),),
     remedies=(

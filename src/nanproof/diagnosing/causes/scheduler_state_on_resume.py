@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Exclusion, Remedy
-from ..clue import HINTS, NAMES, POINTS, PROVES, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..clue import about, both, con, either, flag, onset, pro, value
 from ..signs import RESUMED
 
 CAUSE = Cause(
@@ -15,30 +15,30 @@ without last_epoch and begins at the peak; or it is built after the optimizer wa
 for the base. In all cases the rate in force is not the configured one.""",
     share=5.0,
     clues=(
-        pro(NAMES, flag("lr-discontinuity"), "the learning rate jumps"),
-        pro(SUGGESTS, both(flag("lr-discontinuity"), RESUMED), "at a resume"),
-        pro(NAMES, flag("config-change-ignored"), "a change of the config had no effect"),
-        pro(PROVES, value("lr-in-checkpoint"), "the checkpoint restores another rate than the config asks for"),
-        pro(NAMES, value("lr-in-force"), "the rate in force is not the configured one"),
+        pro("names", flag("lr-discontinuity"), "the learning rate jumps"),
+        pro("suggests", both(flag("lr-discontinuity"), RESUMED), "at a resume"),
+        pro("names", flag("config-change-ignored"), "a change of the config had no effect"),
+        pro("proves", value("lr-in-checkpoint"), "the checkpoint restores another rate than the config asks for"),
+        pro("names", value("lr-in-force"), "the rate in force is not the configured one"),
         pro(
-            POINTS,
+            "points",
             both(RESUMED, about("learning-rate", "schedule")),
             "the report mentions a resume, and the rate or schedule",
             unless=flag("lr-continuous"),
         ),
-        pro(NAMES, both(flag("lr-negative"), RESUMED), "the learning rate is negative after a resume"),
-        pro(POINTS, flag("lr-negative"), "the learning rate is negative"),
-        pro(POINTS, both(flag("scheduler-rebuilt"), RESUMED), "the scheduler is rebuilt on resume"),
-        pro(SUGGESTS, flag("scheduler-rebuilt"), "the scheduler is rebuilt without its position"),
-        pro(SUGGESTS, flag("spike-at-each-resume"), "the loss jumps at each resume"),
-        pro(SUGGESTS, onset("after-resume", "early-after-restart"), "it began after a resume"),
-        pro(HINTS, about("resuming"), "a resume is part of the report"),
-        pro(SUGGESTS, both(about("schedule"), about("resuming")), "the report mentions the schedule and a resume"),
-        pro(POINTS, value("lint", "NP502"), "the code overrides the rate on resume"),
-        con(POINTS, flag("lr-continuous"), "the learning rate is continuous across the resume"),
-        con(SUGGESTS, flag("nan-weights", "checkpoint-nonfinite"), "the weights were NaN already"),
-        con(SUGGESTS, about("switched-off"), "switching a component off cures it"),
-        con(HINTS, flag("loss-scale-collapse", "restart-gains-100-steps"), "the restarts follow the failure"),
+        pro("names", both(flag("lr-negative"), RESUMED), "the learning rate is negative after a resume"),
+        pro("points", flag("lr-negative"), "the learning rate is negative"),
+        pro("points", both(flag("scheduler-rebuilt"), RESUMED), "the scheduler is rebuilt on resume"),
+        pro("suggests", flag("scheduler-rebuilt"), "the scheduler is rebuilt without its position"),
+        pro("suggests", flag("spike-at-each-resume"), "the loss jumps at each resume"),
+        pro("suggests", onset("after-resume", "early-after-restart"), "it began after a resume"),
+        pro("hints", about("resuming"), "a resume is part of the report"),
+        pro("suggests", both(about("schedule"), about("resuming")), "the report mentions the schedule and a resume"),
+        pro("points", value("lint", "NP502"), "the code overrides the rate on resume"),
+        con("points", flag("lr-continuous"), "the learning rate is continuous across the resume"),
+        con("suggests", flag("nan-weights", "checkpoint-nonfinite"), "the weights were NaN already"),
+        con("suggests", about("switched-off"), "switching a component off cures it"),
+        con("hints", flag("loss-scale-collapse", "restart-gains-100-steps"), "the restarts follow the failure"),
     ),
     excluded=(
         Exclusion(when=either(flag("never-resumed"), onset("before-training")), says="the run was never resumed"),

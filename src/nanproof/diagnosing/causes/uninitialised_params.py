@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, SUGGESTS, about, both, con, denied, either, flag, onset, pro
+from ..clue import about, both, con, denied, either, flag, onset, pro
 from ..signs import AT_ONCE, BROKEN, FROM_THE_START
 
 CAUSE = Cause(
@@ -14,31 +14,35 @@ embeddings: the values are whatever memory held, often 0, sometimes 1e30 or NaN.
 and a scan of the fresh model shows it.""",
     share=3.5,
     clues=(
-        pro(NAMES, about("new-parameters"), "the report mentions new or uninitialised parameters"),
-        pro(NAMES, onset("random-at-start"), "it is there at the start of some runs only"),
-        pro(POINTS, both(flag("nan-weights"), onset("before-training", "step1")), "weights are bad before training"),
-        pro(SUGGESTS, flag("seed-dependent"), "it depends on the seed"),
-        pro(NAMES + SUGGESTS, both(flag("raw-parameters"), BROKEN), "parameters are never initialized"),
-        pro(POINTS, both(flag("raw-parameters"), FROM_THE_START), "and it is NaN from the first row on"),
+        pro("names", about("new-parameters"), "the report mentions new or uninitialised parameters"),
+        pro("names", onset("random-at-start"), "it is there at the start of some runs only"),
+        pro("points", both(flag("nan-weights"), onset("before-training", "step1")), "weights are bad before training"),
+        pro("suggests", flag("seed-dependent"), "it depends on the seed"),
+        pro(4.0, both(flag("raw-parameters"), BROKEN), "parameters are never initialized"),
+        pro("points", both(flag("raw-parameters"), FROM_THE_START), "and it is NaN from the first row on"),
         pro(
-            SUGGESTS,
+            "suggests",
             both(flag("warning-in-log"), either(flag("nan-weights"), AT_ONCE)),
             "a warning while loading",
             unless=about("template", "ignored-labels"),
         ),
-        pro(POINTS, flag("newly-initialised"), "the log names newly initialised weights"),
-        pro(HINTS, flag("huge-finite-loss"), "a huge but finite loss"),
-        pro(HINTS, flag("loss-above-uniform", "loss-high-then-nan"), "the first loss is above chance level"),
-        pro(HINTS, both(AT_ONCE, about("adapter")), "adapters are new parameters"),
-        pro(HINTS, flag("warning-in-log"), "a warning in the log: loading warns of weights that were not in the file"),
-        con(SUGGESTS, flag("loss-first-step-finite"), "the first loss is finite"),
-        con(POINTS, denied("newly-initialised"), "no weights are newly initialised"),
+        pro("points", flag("newly-initialised"), "the log names newly initialised weights"),
+        pro("hints", flag("huge-finite-loss"), "a huge but finite loss"),
+        pro("hints", flag("loss-above-uniform", "loss-high-then-nan"), "the first loss is above chance level"),
+        pro("hints", both(AT_ONCE, about("adapter")), "adapters are new parameters"),
+        pro(
+            "hints", flag("warning-in-log"), "a warning in the log: loading warns of weights that were not in the file"
+        ),
+        con("suggests", flag("loss-first-step-finite"), "the first loss is finite"),
+        con("points", denied("newly-initialised"), "no weights are newly initialised"),
         con(
-            POINTS,
+            "points",
             onset("mid", "late", "random-late", "intermittent", "data-dependent"),
             "it would be there from the start",
         ),
-        con(SUGGESTS, flag("recovers", "lr-discontinuity", "only-with-padding", "only-one-gpu-family"), "another sign"),
+        con(
+            "suggests", flag("recovers", "lr-discontinuity", "only-with-padding", "only-one-gpu-family"), "another sign"
+        ),
     ),
     remedies=(
         Remedy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import HINTS, NAMES, POINTS, REPLAYED, SUGGESTS, about, both, con, either, flag, onset, pro, value
+from ..clue import about, both, con, either, flag, onset, pro, value
 from ..signs import FP16, FP32, SEVERAL_MACHINES
 
 CAUSE = Cause(
@@ -13,27 +13,30 @@ CAUSE = Cause(
 gradient 0 of the discarded branch meets the infinite derivative of the root: 0 · inf = NaN. The loss stays finite,
 the gradient does not. The input must be made safe too, not only the output.""",
     share=2.5,
+    replayed=("where-gradient",),
     clues=(
         pro(
-            NAMES, about("where"), "the report mentions a guarded or masked operation", unless=flag("only-with-padding")
+            "names",
+            about("where"),
+            "the report mentions a guarded or masked operation",
+            unless=flag("only-with-padding"),
         ),
-        pro(POINTS, flag("grad-nan-loss-finite"), "gradients are NaN while the loss is finite"),
-        pro(SUGGESTS, flag("grad-nan-loss-finite-first"), "gradients were NaN before the loss was"),
+        pro("points", flag("grad-nan-loss-finite"), "gradients are NaN while the loss is finite"),
+        pro("suggests", flag("grad-nan-loss-finite-first"), "gradients were NaN before the loss was"),
         pro(
-            HINTS,
+            "hints",
             both(either(flag("grad-nan"), about("backward-op")), onset("data-dependent")),
             "NaN in the backward pass of certain batches",
         ),
-        pro(SUGGESTS, both(FP32, flag("grad-nan-loss-finite", "grad-nan-loss-finite-first")), "in fp32 too"),
-        pro(REPLAYED, value("mechanism", "where-gradient"), "a replayed step met 0 · inf in the backward pass"),
-        pro(NAMES, value("lint", "NP210"), "the code selects after the risky operation"),
+        pro("suggests", both(FP32, flag("grad-nan-loss-finite", "grad-nan-loss-finite-first")), "in fp32 too"),
+        pro("names", value("lint", "NP210"), "the code selects after the risky operation"),
         con(
-            SUGGESTS,
+            "suggests",
             either(FP16, SEVERAL_MACHINES, about("attention-kernel")),
             "precision, communication or a kernel is likelier",
         ),
         con(
-            SUGGESTS,
+            "suggests",
             flag("only-one-gpu-family", "cpu-fine", "nan-weights", "loss-explodes-before-nan"),
             "the same code is fine elsewhere",
         ),

@@ -37,6 +37,10 @@ class Fault:
     words: str
 
 
+EMPTY: tuple[Kind, str] = ("empty-target", "the target is empty")
+_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
     """What the user knows of the data: how many classes, which columns are labels, by how much CTC input shrinks."""
@@ -74,16 +78,20 @@ class Meaning:
                     yield Fault("empty-target", name, first + int(row), "every label is −100, so none counts")
             return
         if isinstance(values, list):
+            measured = any(isinstance(v, float) or (isinstance(v, str) and _DECIMAL.fullmatch(v)) for v in values)
             for offset, value in enumerate(values):
-                if fault := self._label(value):
+                fault = self._label(value)
+                if measured and fault == EMPTY:  # a measurement that is missing, not a target without labels
+                    fault = "nonfinite", "the target is empty: NaN once loaded"
+                if fault:
                     yield Fault(fault[0], name, first + offset, fault[1])
 
     def _label(self, value: Any) -> tuple[Kind, str] | None:
         if value is None or (isinstance(value, str) and not value.strip()):
-            return "empty-target", "the target is empty"
+            return EMPTY
         if isinstance(value, list | tuple):
             if not value:
-                return "empty-target", "the target is empty"
+                return EMPTY
             numbers = [v for v in value if isinstance(v, int) and not isinstance(v, bool)]
             if len(numbers) == len(value) and all(v == IGNORED[0] for v in numbers):
                 return "empty-target", "every label is −100, so none counts"

@@ -64,7 +64,40 @@ def signs_of(tree: ast.AST, text: str, name: str) -> Iterator[Fact]:
         line = min(raw.values())
         words = f"{', '.join(sorted(raw)[:3])}: nn.Parameter over uninitialized memory, never initialized"
         yield Fact(name="raw-parameters", where=f"{name}:{line}", words=words)
+    yield from _left_out(tree, name)
+    yield from _bypasses(tree, text, name)
     yield from _of_file(text, seen, name)
+
+
+def _bypasses(tree: ast.AST, text: str, name: str) -> Iterator[Fact]:
+    """A loss computed by the module inside of DDP, whose hooks then never fire."""
+    if not re.search(r"DistributedDataParallel|\bDDP\(", text) or ".backward(" not in text:
+        return
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    unwraps = "|".join(f.name for f in functions if re.search(r"return [\w.]+\.module\b", ast.unparse(f))) or "-"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and "loss" in ast.unparse(node.targets[0]):
+            called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+            if re.search(rf"\.module(?:\.\w+)?$|\b(?:{unwraps})\(\)\.\w+$", called):
+                words = f"`{ast.unparse(node)[:80]}` does not go through DDP: gradients are not synchronized"
+                yield _fact("bypasses-ddp", name, node, words)
+                return
+
+
+def _left_out(tree: ast.AST, name: str) -> Iterator[Fact]:
+    """Parameters of a class that the method which initializes all its weights does not mention."""
+    for owner in ast.walk(tree):
+        if not isinstance(owner, ast.ClassDef):
+            continue
+        methods = {m.name: ast.unparse(m) for m in owner.body if isinstance(m, ast.FunctionDef)}
+        fills = next(
+            (text for n, text in methods.items() if re.fullmatch(r"_?(?:init_weights|reset_parameters)", n)), ""
+        )
+        made = re.findall(r"self\.(\w+) = (?:torch\.)?nn\.Parameter\(", methods.get("__init__", ""))
+        missed = [p for p in made if fills and f"self.{p}" not in fills]
+        if missed:
+            words = f"{', '.join(missed[:3])}: not initialized by the method that initializes the others"
+            yield _fact("left-out-of-init", name, owner, words)
 
 
 def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
@@ -107,19 +140,22 @@ def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
         line, shown = masking
         words = f"`{shown}` before a softmax: a row of it that is masked whole is 0/0"
         yield Fact(name="masks-with-infinity", where=f"{name}:{line}", words=words)
+    if re.search(r"-100\b|(?i:ignore_?(?:index|label)?)\b", text) and (cut := _CUT_LABELS.search(text)) is not None:
+        words = f"`{cut[0].strip()}`: what is left of the labels may be all ignored"
+        yield Fact(name="labels-truncated", where=f"{name}:{text.count(chr(10), 0, cut.start()) + 1}", words=words)
     masked = (i for i, row in enumerate(text.splitlines(), 1) if "key_padding_mask" in row)
     if line := next(masked, 0):
         yield Fact(name="masks-attention", where=f"{name}:{line}", words="a padding mask goes into attention")
 
 
+_CUT_LABELS = re.compile(r"\blabels? = \S*labels?\S*\[\s*:\s*[A-Za-z_][\w.]*\]")
 _FILLS = re.compile(
     r"(?:masked_fill_?|where)\(.{0,200}?(?:-\s*(?:float\(['\"]inf['\"]\)|(?:torch|math|np)\.inf|inf\b)|['\"]-inf['\"])"
 )
-_CHOICE = re.compile(
-    r"(?i)pad|length|\blens?\b|keep|valid|visible|neighbo|\badj|attention_mask|key_mask|src_mask|mem_mask"
-)
+_CHOICE = re.compile(r"(?i)pad|length|\blens?\b|keep|valid|visible|neighbo|\badj|(?:attention|key|src|mem|input)_mask")
 
 
+_INFINITE = r"-?\s*(?:float\(['\"]-?inf(?:inity)?['\"]\)|(?:torch|math|np)\.inf)"
 _GIVEN = re.compile(r"def \w+\([^)]*\b(?P<mask>\w*mask)\b(?s:.*)(?:masked_fill_?|where)\([^)]*\b(?P=mask)\b")
 
 
@@ -129,9 +165,12 @@ def _infinite_masks(text: str) -> Iterator[tuple[int, str]]:
     A mask that comes in as an argument may be any.
     """
     rows = text.splitlines()
+    names = "|".join(re.findall(rf"(?m)^\s*(\w+)\s*=\s*{_INFINITE}\s*$", text))
+    by_name = re.compile(rf"(?:masked_fill_?|where)\(.*\b(?:{names})\b") if names else None
     for i, row in enumerate(rows):
         above = "\n".join(rows[max(0, i - 12) : i + 1])
-        if _FILLS.search(row) and (_CHOICE.search(above) or _GIVEN.search(above)):
+        fills = _FILLS.search(row) or (by_name is not None and by_name.search(row))
+        if fills and (_CHOICE.search(above) or _GIVEN.search(above)):
             yield i + 1, row.strip()[:80]
 
 

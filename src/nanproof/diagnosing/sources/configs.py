@@ -30,6 +30,9 @@ _NUMBERS = {
 }  # fmt: skip
 
 
+_RESUMES = ("resume", "resume_from", "resume_from_checkpoint", "resume_path", "resume_state", "resume_training")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A config that speaks of training, and the name it is shown by."""
@@ -164,6 +167,8 @@ def _single(value: Value, where: str) -> Iterator[Fact]:
         yield Fact(name="compiled", where=where, words=f"{name}: true")
     if name == "logging_nan_inf_filter" and value.value is True:
         yield Fact(name="nan-filter-on", where=where, words="logging_nan_inf_filter: true")
+    if name in _RESUMES and value.value is not None and text not in ("false", "none", "null", "", "0", "no", "never"):
+        yield Fact(name="resumed", where=where, words=f"{name}: {value.text}")
     if name == "fused" and value.value is True:
         yield Fact(name="fused-optimizer", where=where, words="fused: true")
 

@@ -59,6 +59,7 @@ _BANNERS: tuple[tuple[str, str, Plain], ...] = (
     (r"\bfp16\s*=\s*dict\(|['\"]?AmpOptimWrapper\b(?!.*bfloat16)|Fp16OptimizerHook", "precision", "fp16"),
     (r"mixed[_ ]precision(?: type)?\W+bf16\b", "precision", "bf16"),
     (r"\b(?:grad\w*|weights?|bias|param\w*)\b.{0,80}\bdtype\W{1,3}torch\.(?:float16|half)\b", "weights", "fp16"),
+    (r"^YOLOv5\b.*\bCUDA:\d", "precision by default", "fp16 (amp)"),
     (r"\bcompiling the model\b|torch\.compile\b.*(?:enabled|true)", "compile", True),
 )
 _BANNER = [(re.compile(p, re.IGNORECASE), concept, value) for p, concept, value in _BANNERS]
@@ -97,7 +98,8 @@ def read_header(text: str, name: str) -> Iterator[Setting]:
         where = f"{name}:{number}"
         for pattern, concept, value in _BANNER:
             if pattern.search(line):
-                yield Setting(concept=concept, value=value, where=where, rank=LOG)
+                name, _, default = concept.partition(" by ")
+                yield Setting(concept=name, value=value, where=where, rank=DEFAULT if default else LOG)
         found = _GPU.search(line)
         if found and find_family(found[0]):
             yield Setting(concept="gpu", value=found[0].strip(" .-"), where=where, rank=LOG)
@@ -122,6 +124,7 @@ def _plain(text: str) -> Plain:
 
 def interpret(key: str, value: object, where: str, rank: int) -> Iterator[Setting]:
     """What a key and its value mean, if they mean one of the settings that matter here."""
+    key = re.sub(r"\.\d+$", "", key)  # a rate for each of several epochs
     name = key.rpartition(".")[2].lower().replace("-", "_")
     parent = key.rpartition(".")[0].lower().rpartition(".")[2]
     if value is None or isinstance(value, list | dict | tuple):
@@ -141,6 +144,10 @@ def interpret(key: str, value: object, where: str, rank: int) -> Iterator[Settin
             number = None
     word = str(plain).lower().removeprefix("torch.")
     on, off = plain is True or word in ("true", "1.0", "yes", "on"), plain is False or word in ("false", "0.0", "off")
+    if key.startswith("deepspeed.") or (name in ("deepspeed", "deepspeed_config") and isinstance(value, str)):
+        yield setting("master-weights", "DeepSpeed")
+    elif "colossalai" in str(value).lower():
+        yield setting("master-weights", "ColossalAI")
     if (_FP16.match(name) or (name == "enabled" and parent == "fp16")) and (on or off):
         yield from [setting("precision", "fp16")] if on else []
     elif (_BF16.match(name) or (name == "enabled" and parent in ("bf16", "bfloat16"))) and on:
@@ -314,7 +321,7 @@ class InForce:
         if precision is not None:
             short = str(precision.value).partition(" ")[0]
             yield Fact(name="precision", value=short, where=precision.where, words=f"training in {precision.value}")
-        if weights is not None:
+        if weights is not None and not self.master_weights:
             yield Fact(name="weights", value=str(weights.value), where=weights.where, words=f"{weights.value} weights")
         if (compiled := self.get("compile")) is not None:
             yield Fact(name="compiled", where=compiled.where, words="the model is compiled")
@@ -328,6 +335,11 @@ class InForce:
         if (gpu := self.get("gpu")) is not None:
             yield from read_hardware(str(gpu.value), where=gpu.where)
         yield from self._high_rate()
+
+    @property
+    def master_weights(self) -> bool:
+        """Whether a framework is in force that trains fp32 copies of the weights, whatever they were loaded in."""
+        return self.get("master-weights") is not None
 
     def _is_factor(self) -> bool:
         """Whether the schedule multiplies the configured rate instead of starting from it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ...logs import Event, Series
@@ -40,6 +41,7 @@ _TOPICS = {
 _READ = ("backward-op", "attention-op", "distribution-error", "ctc", "label-values", "no-targets", "ignored-labels")
 """Topics that an exception's own words can be about; the others are too vague for a line of a log."""
 MOST = 200
+_PAIR = re.compile(r"([A-Za-z_][\w/.]{1,40})\s{0,3}[:= ]\s{0,3}(nan|\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b", re.IGNORECASE)
 
 
 def read_messages(series: Series, name: str) -> Iterator[Fact]:
@@ -59,6 +61,11 @@ def _facts(event: Event, where: str) -> Iterator[Fact]:
     words = f"“{event.text.strip()[:120]}”"
     for flag in _FLAGS.get(event.name, ()):
         yield Fact(name=flag, where=where, words=words)
+    if event.name == "nan-in-line":
+        pairs = dict(_PAIR.findall(event.text))
+        bad = [name for name, value in pairs.items() if value.lower() == "nan"]
+        if bad and any(v.lower() != "nan" and float(v) for v in pairs.values()):
+            yield Fact(name="one-component-nan", where=where, words=f"{', '.join(bad[:3])} NaN, others finite: {words}")
     if event.name in _TOPICS:
         yield Fact(name="about", value=_TOPICS[event.name], where=where, words=words)
     if event.name == "newly-initialised" and _telling(event.details.get("names", "")):

@@ -30,6 +30,9 @@ _RUNS = frozenset({
     "wandb", "checkpoints", "saves", "multirun", "mlruns", "tb", "train_logs", "log", "ckpts",
 })  # fmt: skip
 _RUN = re.compile(r"(?:version|run|exp|experiment|train|job|trial|offline-run)[-_]?\w*\d+\w*|\d{4}-\d\d-\d\d.*")
+_HISTORY = re.compile(
+    r"\.?(?:bash|zsh|fish|sh|shell)?_?history(?:\.txt)?|(?:cmd|commands?|run_?command)\.txt", re.IGNORECASE
+)
 _ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".npy", ".npz", ".parquet", ".arrow")
 _DATA_FOLDERS = frozenset({"data", "dataset", "datasets", "annotations", "labels", "corpus"})
@@ -51,13 +54,17 @@ class Places:
     checkpoints: tuple[Checkpoint, ...] = ()
     incidents: tuple[Path, ...] = ()
     environment: tuple[Path, ...] = ()
+    notebooks: tuple[Path, ...] = ()
+    history: tuple[Path, ...] = ()
+    """What a shell remembers of the commands that were typed."""
     data: tuple[Path, ...] = ()
     """Tables and arrays that look like training data, small enough to read at once."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def empty(self) -> bool:
-        return not (self.logs or self.configs or self.code or self.checkpoints or self.incidents or self.environment)
+        kinds = (self.logs, self.configs, self.code, self.checkpoints, self.incidents, self.environment, self.notebooks)
+        return not any(kinds)
 
 
 def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
@@ -96,6 +103,8 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
         logs=tuple(sorted(logs, key=lambda log: -log.modified)),
         configs=tuple(f for f in every if _may_be_config(f, other) and not _came_later(f, logs)),
         code=tuple(f for f in every if f.suffix == ".py"),
+        notebooks=tuple(f for f in every if f.suffix == ".ipynb"),
+        history=tuple(f for f in every if _HISTORY.fullmatch(f.name)),
         checkpoints=tuple(checkpoints),
         incidents=tuple(f for f in files if f.name == "incident.json"),
         environment=tuple(f for f in every if NAMES.fullmatch(f.name)),
@@ -226,5 +235,5 @@ def _walk(named: Sequence[Path], depth: int = MAX_DEPTH) -> Iterator[Path]:
                 count += 1
                 if count > MAX_FILES:
                     return
-                if not name.startswith("."):
+                if not name.startswith(".") or _HISTORY.fullmatch(name):
                     yield Path(folder, name)

@@ -112,7 +112,7 @@ def _bounds(series: Series) -> Iterator[tuple[str, str]]:
 NEAR = 1 / 16  # sums inside of a convolution or a matrix product are larger than what is logged
 GROWTH = 1000.0  # healthy activations settle; what grows a thousandfold goes on growing
 _INSIDE = re.compile(r"(?i)activation|logit|hidden|residual|stream|attention.?score")
-_KINDS = ("ctc", "box-loss", "variational", "adversarial", "experts", "rlhf")
+_KINDS = ("ctc", "detection", "box-loss", "variational", "adversarial", "experts", "rlhf")
 _LOSS, _NORM = ("loss", "component"), "grad_norm"
 
 

@@ -46,6 +46,9 @@ def smoke_program(
     kept = Overwritten(folder)
 
     def judged(outcome: Outcome) -> None:
+        if outcome.state == "interrupted":
+            kept.restore()
+            return
         found.append(_with_files(_judge(begin.witness, outcome, steps), kept))
         report(found[0], outcome)
 
@@ -55,6 +58,8 @@ def smoke_program(
     )  # fmt: skip
     with kept:
         run_program(program, options, report=judged, begin=begin)
+    if not found:
+        raise KeyboardInterrupt
     return found[0]
 
 

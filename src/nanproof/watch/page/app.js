@@ -5,14 +5,14 @@ import { detail, Incidents } from "./incident.js";
 import { Layers } from "./layers.js";
 import { readLink, writeLink } from "./link.js";
 import { copy, make } from "./make.js";
-import { compare, events, states, summary } from "./panel.js";
+import { compare, events, parted, states, summary } from "./panel.js";
 import { clock, Curve, kindOf } from "./series.js";
 import { Inlined, number, Server } from "./source.js";
 
-const COLOURS = ["#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673"];
+const COLOURS = ["#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673", "#0e9aa7", "#8a5a2b", "#6b8e23", "#e0567a", "#4b4fb8", "#a08c00"];
 const ORDER = ["loss", "component", "grad_norm", "lr", "loss_scale", "eval"];
 const HIDDEN = ["time", "epoch", "skipped"]; // drawn as an axis or as marks
-const FILLER = ["update", "seconds", "forecast"]; // counters of the guard's own log tell nothing as curves
+const FILLER = ["update", "seconds", "forecast", "unmoved", "g2_over_v"]; // of the guard's own log: they tell nothing as curves
 const RISKY = 0.65; // as forecast.WARN
 const CHARTS = 40;
 const byId = (id) => document.getElementById(id);
@@ -85,6 +85,8 @@ class App {
     this.source.listen((news) => this.hear(news), (state) => { byId("status").textContent = state; });
     const [run, incident] = this.runs.flatMap((r) => r.incidents.map((i) => [r, i])).find(([, i]) => i.id === this.given.incident) ?? [];
     for (const one of this.runs) await this.learn(one);
+    this.compared = this.runs.length === 2 ? await this.source.compared() : null;
+    parted(byId("parted"), this.compared, this.runs);
     document.body.dataset.facts = "yes";
     if (run) await this.open(run, incident);
     else if (this.zoomed && !this.view.byTime) await this.refine();
@@ -203,8 +205,10 @@ class App {
 
   marksOf(entries) {
     const bands = [], lines = [];
-    entries.forEach(({ curve, run }, row) => {
-      const place = this.place(run);
+    let row = -1; // a line of labels for each run that has some
+    entries.forEach(({ curve, run }) => {
+      const place = this.place(run), before = bands.length;
+      row += 1;
       const add = (stretch, own, what) => bands.push({
         from: place(stretch[0]), to: place(stretch[1]), colour: run.colour, own, row,
         label: `${what}${kindOf(stretch)} ${stretch[0].toLocaleString("en")}${stretch[1] > stretch[0] ? `–${stretch[1].toLocaleString("en")}` : ""}`,
@@ -213,6 +217,7 @@ class App {
       const loss = run.loss();
       if (loss && loss !== curve && !curve.bad.length) for (const stretch of loss.bad) add(stretch, false, `${loss.name} `);
       bands.push(...this.risks(run, place, row));
+      if (bands.length === before) row -= 1;
       for (const event of run.events) {
         if (event.step === null || event.step === undefined) continue;
         const kind = { skip: "skip", overflow: "skip", rollback: "rollback", resume: "resume" }[event.kind];
@@ -265,11 +270,27 @@ class App {
     this.refine();
   }
 
+  // A run that began below a watched folder.
+  async begin(told) {
+    if (this.runs.some((run) => run.id === told.id)) return;
+    const run = new Run(told, this.runs.length);
+    this.runs.push(run);
+    run.take(await this.source.points(run.id));
+    this.draw();
+    await this.learn(run);
+  }
+
   hear(news) {
+    if (news.began) this.begin(news.began);
     const run = this.runs.find((r) => r.id === news.run);
     if (!run) return;
+    if (news.since > run.row && !run.missing) {
+      run.missing = true; // something was told before this page listened
+      this.source.points(run.id).then((points) => { run.take(points); run.missing = false; this.draw(); });
+    }
     const was = run.state.kind;
-    run.incidents.push(...news.incidents);
+    const known = new Set(run.incidents.map((incident) => incident.id));
+    run.incidents.push(...news.incidents.filter((incident) => !known.has(incident.id)));
     Object.assign(run, { state: news.state, segments: news.segments });
     if (news.row > run.row) {
       run.row = news.row;

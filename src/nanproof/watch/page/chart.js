@@ -2,7 +2,7 @@
 
 import { saveCsv, savePng } from "./export.js";
 import { marks } from "./marks.js";
-import { make } from "./make.js";
+import { dot, make } from "./make.js";
 import { brief, duration, faded, kindOf, show, smooth } from "./series.js";
 
 const HEIGHT = 210;
@@ -122,7 +122,7 @@ export class Chart {
     const x = left === null || left === undefined || left < 0 ? undefined : this.plot.posToVal(left, "x");
     this.values.replaceChildren();
     const texts = [];
-    for (const { label, curve, time } of this.entries) {
+    for (const { label, colour, curve, time } of this.entries) {
       let text = show(curve.last), bad = !Number.isFinite(curve.last);
       if (x !== undefined) {
         const place = (step) => (this.app.view.byTime && time ? time(step) : step);
@@ -130,10 +130,14 @@ export class Chart {
         bad = Boolean(hit);
         text = hit ? kindOf(hit) : show(near(curve, x, this.app.view.byTime ? time : null));
       }
-      this.values.append(make("span", `${texts.length ? "   " : ""}${this.entries.length > 1 ? `${label} ` : ""}${text}`, bad ? "bad" : ""));
+      const value = make("span", undefined, bad ? "value bad" : "value");
+      if (this.entries.length > 1) value.append(dot(colour));
+      value.append(this.entries.length > 1 && this.entries.length < 4 ? `${label} ${text}` : text);
+      value.title = label;
+      this.values.append(value);
       texts.push(`${label} ${text}`);
     }
-    if (x !== undefined) this.values.append(make("span", `   at ${this.app.view.byTime ? duration(x) : Math.round(x).toLocaleString("en")}`));
+    if (x !== undefined) this.values.append(make("span", `at ${this.app.view.byTime ? duration(x) : Math.round(x).toLocaleString("en")}`));
     const holes = this.marks.bands.filter((band) => band.own).map((band) => band.label);
     this.place.dataset.bands = holes.join("; ");
     this.place.setAttribute("aria-label", `${this.title}: ${texts.join(", ")}${holes.length ? `; ${holes.slice(0, 5).join("; ")}` : ""}`);

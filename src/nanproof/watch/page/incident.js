@@ -28,7 +28,7 @@ export class Incidents {
   }
 
   matches(incident) {
-    const words = `${incident.verdict} ${incident.action} ${incident.mechanism} ${incident.where}`.toLowerCase();
+    const words = `${incident.verdict} ${incident.action} ${incident.cause} ${incident.where}`.toLowerCase();
     return (!this.wanted || incident.action === this.wanted || incident.kind === this.wanted) && words.includes(this.text);
   }
 
@@ -66,7 +66,7 @@ export class Incidents {
     const title = make("strong");
     if (named) title.append(dot(run.colour));
     title.append(incident.verdict);
-    button.append(title, make("small", [incident.action, incident.mechanism, incident.where].filter(Boolean).join(" · ")));
+    button.append(title, make("small", [incident.action, incident.cause, incident.where].filter(Boolean).join(" · ")));
     button.addEventListener("click", () => this.open(run, incident));
     item.append(button);
     return item;
@@ -93,7 +93,8 @@ export function detail(place, incident, why) {
   place.replaceChildren(make("h2", heading(incident)));
   const found = incident.location;
   const answer = `${incident.action.kind}${incident.action.reason ? `: ${incident.action.reason}` : ""}`;
-  place.append(make("p", `${answer} · ${incident.time} · rank ${incident.rank} of ${incident.world_size}`, "quiet"));
+  const rank = incident.world_size > 1 ? ` · rank ${incident.rank} of ${incident.world_size}` : "";
+  place.append(make("p", `${answer} · ${incident.time}${rank}`, "quiet"));
   section(place, "Cause", cause(found, why));
   section(place, "Evidence", [...(found?.why ? [make("p", found.why)] : []), ...(found?.proof ? [make("p", found.proof, found.verified ? "good" : "quiet")] : []),
     ...(found?.chain?.length ? [make("p", `path: ${found.chain.join(" → ")}`, "quiet")] : []), ...list(why?.evidence), readings(incident.readings ?? [])]);
@@ -114,8 +115,8 @@ function heading(incident) {
 function cause(found, why) {
   const nodes = [];
   if (found?.reproduced) {
-    const where = found.line ? `${found.file}:${found.line} in ${found.function}` : "outside the code that was traced";
-    nodes.push(make("p", `${found.mechanism} in ${found.op || found.leaf || "a value"} (${found.phase ?? ""})`, "strong"));
+    const where = found.where ? `${found.where} in ${found.function}` : "outside the code that was traced";
+    nodes.push(make("p", found.cause || found.why || "unknown", "strong"));
     nodes.push(make("p", `${where}${found.module ? `, module ${found.module}` : ""}${found.component ? `, loss term ${found.component}` : ""}`, "quiet"));
   } else if (found) {
     nodes.push(make("p", "The step did not fail when it was replayed."));
@@ -133,7 +134,7 @@ function code(found, incident) {
   const nodes = [pre];
   if (found.stack?.length) nodes.unshift(make("p", found.stack.join(" → "), "quiet"));
   if (incident.editor) {
-    const link = make("a", `open ${found.file}:${found.line} in the editor`);
+    const link = make("a", `open ${found.where} in the editor`);
     link.href = incident.editor;
     nodes.push(link);
   }

@@ -4,9 +4,10 @@ import { make, refresh } from "./make.js";
 import { show } from "./series.js";
 
 const ROW = 14, LABEL = 190, NAMES = {
-  grad_norm: "gradient norm", weight_norm: "weight norm", update_ratio: "update ratio", headroom: "headroom to the dtype's maximum",
+  headroom: "headroom to the dtype's maximum", grad_norm: "gradient norm", weight_norm: "weight norm", update_ratio: "update ratio",
   absmax: "largest output", param: "largest weight",
 };
+const POWERS = ["headroom"]; // logarithms already
 const STOPS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 
 export class Layers {
@@ -86,7 +87,9 @@ function paint(canvas, note, rows, quantity, min, max) {
   canvas.style.height = `${rows.length * ROW}px`;
   const ctx = canvas.getContext("2d");
   ctx.scale(ratio, ratio);
-  const logs = rows.flatMap(([, curve]) => curve.parts.flatMap(([, values]) => values.filter((v) => v > 0).map(Math.log10)));
+  const flat = POWERS.includes(quantity);
+  const scaled = (v) => (flat ? v : Math.log10(v));
+  const logs = rows.flatMap(([, curve]) => curve.parts.flatMap(([, values]) => values.filter((v) => flat || v > 0).map(scaled)));
   const low = logs.reduce((a, b) => Math.min(a, b), Infinity), high = logs.reduce((a, b) => Math.max(a, b), -Infinity);
   const x = (step) => LABEL + ((step - min) / (max - min || 1)) * (width - LABEL);
   const look = getComputedStyle(document.body);
@@ -102,7 +105,7 @@ function paint(canvas, note, rows, quantity, min, max) {
     ctx.clip();
     for (const [steps, values] of curve.parts) {
       steps.forEach((step, k) => {
-        ctx.fillStyle = colour(values[k] > 0 ? (Math.log10(values[k]) - low) / (high - low || 1) : 0);
+        ctx.fillStyle = colour(flat || values[k] > 0 ? (scaled(values[k]) - low) / (high - low || 1) : 0);
         const next = k + 1 < steps.length ? steps[k + 1] : step + (k ? step - steps[k - 1] : 1);
         ctx.fillRect(x(step), y, Math.max(1, x(next) - x(step)) + 0.5, ROW - 1);
       });
@@ -111,7 +114,8 @@ function paint(canvas, note, rows, quantity, min, max) {
     for (const [from, to] of curve.bad) ctx.fillRect(x(from), y, Math.max(3, x(to) - x(from)), ROW - 1);
     ctx.restore();
   });
-  note.textContent = Number.isFinite(low) ? `dark ${show(10 ** low)} … bright ${show(10 ** high)}, logarithmic; red: not finite` : "red: not finite";
+  const [least, most] = flat ? [`2^${low.toFixed(0)}`, `2^${high.toFixed(0)}`] : [show(10 ** low), show(10 ** high)];
+  note.textContent = Number.isFinite(low) ? `dark ${least} … bright ${most}, logarithmic; red: not finite` : "red: not finite";
 }
 
 function clipped(ctx, name) {

@@ -5,30 +5,52 @@ import { duration, show } from "./series.js";
 
 const TABLE = 12; // settings that differ, as columns
 
-// One line for each run: its state first, then the cause and what to do. Of several, those in trouble; the table has all.
+const WORST = ["died", "stopped", "interrupted"];
+const STATES = 3;
+
+// What one must know first: the state, then the cause and what to do. Of several runs those that ended badly, the worst
+// first; the table has all.
 export function states(place, runs) {
-  const troubled = (run) => run.state.bad || run.facts?.why?.cause;
-  const shown = runs.filter((run) => run.shown && (runs.length === 1 || troubled(run)));
-  refresh(place, shown.map((run) => [run.id, run.state, run.facts?.why]), () => shown.map((run) => {
-    const line = make("p", undefined, `state ${run.state.kind}${run.state.bad ? " bad" : ""}`);
-    const [head, ...rest] = run.state.text.split(": ");
-    line.append(dot(run.colour));
-    if (runs.length > 1) line.append(make("span", run.name, "name"));
-    line.append(make("strong", head));
-    if (rest.length) line.append(make("span", rest.join(": "), "why"));
-    const { why } = run.facts ?? {};
-    if (why?.cause) line.append(make("span", `cause: ${why.cause}`, "why"));
-    if (why?.ask) line.append(make("span", why.ask, "why"));
-    if (why?.repair) line.append(make("span", `repair: ${why.repair}`, "why"));
-    if (why?.command) line.append(command(why.command));
-    return line;
-  }));
+  const shown = runs.filter((run) => run.shown && (runs.length === 1 || run.state.bad));
+  shown.sort((a, b) => WORST.indexOf(a.state.kind) - WORST.indexOf(b.state.kind) || (b.state.since ?? -1) - (a.state.since ?? -1));
+  refresh(place, shown.map((run) => [run.id, run.state, run.facts?.why, runs.length === 1]), () => {
+    const lines = shown.slice(0, STATES).map((run) => state(run, runs.length === 1));
+    if (shown.length > STATES) lines.push(make("p", `and ${shown.length - STATES} more that ended badly, in the table`, "state quiet"));
+    return lines;
+  });
+}
+
+function state(run, alone) {
+  const box = make("div", undefined, `state ${run.state.kind}${run.state.bad ? " bad" : ""}`);
+  const [head, ...rest] = run.state.text.split(": ");
+  const line = make("p");
+  line.append(dot(run.colour), make("span", run.name, "name"), make("strong", head));
+  if (rest.length) line.append(make("span", rest.join(": "), "why"));
+  box.append(line);
+  const { why } = run.facts ?? {};
+  if (!why?.cause && !why?.command) return box;
+  const more = make("p");
+  if (why.cause) more.append(make("span", `cause: ${why.cause}`, "why"));
+  if (why.repair) more.append(make("span", `repair: ${why.repair}`, "why"));
+  if (why.command) more.append(command(why.command));
+  box.append(more);
+  const facts = [...(why.evidence ?? []).map((text) => `for: ${text}`), ...(why.against ?? []).map((text) => `against: ${text}`), ...(why.ask ? [why.ask] : [])];
+  const others = (why.commands ?? []).slice(1);
+  if (!facts.length && !others.length) return box;
+  const details = make("details");
+  // in a report there is room to read; a page that lives must not move under the pointer
+  details.open = alone && document.getElementById("data") !== null && matchMedia("(min-width: 901px)").matches;
+  const list = make("ul");
+  list.append(...facts.map((text) => make("li", text)));
+  details.append(make("summary", "evidence"), list, ...others.map(command));
+  box.append(details);
+  return box;
 }
 
 // Several runs beside each other, and the settings in which they differ.
 export function compare(place, runs, toggle) {
   place.hidden = runs.length < 2;
-  const key = runs.map((run) => [run.shown, run.state.headline, steps(run), String(run.loss()?.last), run.incidents.length, run.facts?.settings]);
+  const key = runs.map((run) => [run.shown, run.state.headline, steps(run), String(run.loss()?.last), run.incidents.length, run.facts]);
   if (!place.hidden) refresh(place, key, () => comparison(runs, toggle));
 }
 
@@ -36,8 +58,9 @@ function comparison(runs, toggle) {
   const all = runs.map((run) => run.facts?.settings ?? {});
   const keys = [...new Set(all.flatMap((settings) => Object.keys(settings)))];
   const known = all.filter((settings) => Object.keys(settings).length).length > 1;
-  const differ = known ? keys.filter((key) => new Set(all.map((settings) => settings[key])).size > 1).sort().slice(0, TABLE) : [];
-  const heads = ["", "run", "state", "steps", "last loss", "incidents", ...differ];
+  const differ = known && runs.length > 2 ? keys.filter((key) => new Set(all.map((settings) => settings[key])).size > 1).sort().slice(0, TABLE) : [];
+  const causes = runs.some((run) => run.facts?.why?.cause);
+  const heads = ["", "run", "state", "steps", "last loss", "incidents", ...(causes ? ["cause"] : []), ...differ];
   const rows = runs.map((run, i) => {
     const box = make("input");
     box.type = "checkbox";
@@ -49,7 +72,8 @@ function comparison(runs, toggle) {
     const loss = run.loss();
     const last = make("span", loss ? show(loss.last) : "–", loss && !Number.isFinite(loss.last) ? "bad" : "");
     const values = differ.map((key) => make("span", all[i][key] ?? "–", "differs"));
-    return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...values];
+    const cause = causes ? [make("span", run.facts?.why?.cause || "–", "cause")] : [];
+    return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...cause, ...values];
   });
   return [table(heads, rows, "runs")];
 }
@@ -59,9 +83,19 @@ function steps(run) {
   return step === null ? "–" : run.max_steps ? `${show(step)} of ${show(run.max_steps)}` : show(step);
 }
 
+// Where two runs part, and what was different around them.
+export function parted(place, found, runs) {
+  place.hidden = !found;
+  if (!found) return;
+  const names = runs.slice(0, 2).map((run) => run.name);
+  const rows = [...found.settings, ...found.environment, ...(found.command ? [["command", ...found.command]] : [])];
+  refresh(place, [found, names], () => [make("h2", "Comparison"), make("p", found.first), ...(rows.length ? [table(["", ...names], rows, "parted")] : [])]);
+}
+
+// Last values; of many runs the table has them.
 export function summary(place, runs) {
   place.replaceChildren();
-  for (const run of runs) {
+  for (const run of runs.length > 2 ? [] : runs) {
     const title = make("h3");
     title.append(dot(run.colour), make("span", run.name));
     const list = make("dl");

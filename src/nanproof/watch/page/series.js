@@ -95,7 +95,8 @@ export function show(value) {
 
 // The same without the zeros at the end, for axes.
 export function brief(value) {
-  return show(value).replace(/(\.\d*?)0+(?=$|e)/, "$1").replace(/\.(?=$|e)/, "");
+  const text = Math.abs(value) >= 1e5 ? value.toExponential(2) : show(value);
+  return text.replace(/(\.\d*?)0+(?=$|e)/, "$1").replace(/\.(?=$|e)/, "");
 }
 
 export function duration(seconds) {

@@ -38,6 +38,10 @@ export class Server {
     return (await fetch(`facts/${run}`)).json();
   }
 
+  async compared() {
+    return (await fetch("compared")).json();
+  }
+
   listen(hear, state) {
     const stream = new EventSource("stream");
     stream.onopen = () => state("live");
@@ -66,6 +70,10 @@ export class Inlined {
 
   async facts(run) {
     return this.data.facts[run];
+  }
+
+  async compared() {
+    return this.data.compared;
   }
 
   listen(hear, state) {

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shlex
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..logs.series import Series
-from ..watch.glance import value
-from ..watch.runs import Run
+from .glance import value
+from .runs import Run
+from .why import command_of, settings_of
 
 Points = Sequence[tuple[int, float]]
 Pair = tuple[Points, Points]
@@ -30,6 +32,8 @@ class Comparison:
     first: str
     """The first step where a logged value differs, in a sentence."""
     step: int | None = None
+    settings: tuple[tuple[str, str, str], ...] = ()
+    """Settings of configs and command lines that differ: name, first, second."""
     environment: tuple[tuple[str, str, str], ...] = ()
     """Versions, devices, environment variables, seeds: name, first, second."""
     command: tuple[str, str] | None = None
@@ -44,19 +48,21 @@ def compare(a: Run, b: Run) -> Comparison:
     shift = _shift(pairs)
     moved = {role: (mine, [(s - shift, v) for s, v in other]) for role, (mine, other) in pairs.items()}
     found = [(parted, role) for role, pair in moved.items() if (parted := first_difference(*pair)) is not None]
-    before, after = environment_of(a), environment_of(b)
-    command = (before.pop("command", ""), after.pop("command", ""))
-    rows = tuple(
-        (key, before.get(key, "–"), after.get(key, "–"))
-        for key in sorted(before.keys() | after.keys())
-        if before and after and before.get(key) != after.get(key)
-    )
-    parts = command if command[0] != command[1] and all(command) else None
-    if not found:
-        return Comparison(first=_same(moved) + _counted(shift, b), environment=rows, command=parts)
-    (step, x, y), role = min(found, key=lambda f: f[0][0])
-    words = f"{role} first differs at step {step:,}: {value(x)} in {a.name}, {value(y)} in {b.name}{_counted(shift, b)}"
-    return Comparison(first=words, step=step, environment=rows, command=parts)
+    step, words = None, _same(moved)
+    if found:
+        (step, x, y), role = min(found, key=lambda f: f[0][0])
+        words = f"{role} first differs at step {step:,}: {value(x)} in {a.name}, {value(y)} in {b.name}"
+    command = (shlex.join(command_of(a.path)), shlex.join(command_of(b.path)))
+    return Comparison(
+        first=words + _counted(shift, b), step=step, settings=_differing(settings_of(a.home), settings_of(b.home)),
+        environment=_differing(environment_of(a), environment_of(b)),
+        command=command if command[0] != command[1] and all(command) else None,
+    )  # fmt: skip
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    keys = sorted(a.keys() | b.keys()) if a and b else []
+    return tuple((key, a.get(key, "–"), b.get(key, "–")) for key in keys if a.get(key) != b.get(key))
 
 
 def first_difference(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> tuple[int, float, float] | None:
@@ -76,14 +82,19 @@ def _points(series: Series, role: str) -> Points:
 
 def _shift(pairs: Mapping[str, Pair]) -> int:
     """How much later the second run counts its steps: a guard counts from 1 where a script counts from 0."""
-    best, latest = 0, -1.0
-    for shift in (0, 1, -1):
-        for mine, other in list(pairs.values())[:1]:
-            parted = first_difference(mine, [(s - shift, v) for s, v in other])
-            place = math.inf if parted is None else parted[0]
-            if place > latest + 2 * (shift != 0):
-                best, latest = shift, place
-    return best
+    mine, other = next(iter(pairs.values()), ([], []))
+    equal = {shift: _equal(mine, [(s - shift, v) for s, v in other]) for shift in (0, 1, -1)}
+    best = max(equal, key=lambda shift: (len(equal[shift]), shift == 0))
+    gained = len(equal[best]) - len(equal[0])
+    # one value in full precision is no coincidence; of rounded ones it takes some
+    return best if gained > 2 or (gained and not equal[0] and any(len(repr(v)) > 9 for v in equal[best])) else 0
+
+
+def _equal(a: Points, b: Points) -> list[float]:
+    """The values that two runs share from the beginning on."""
+    other = dict(b)
+    shared = [(v, other[s]) for s, v in a if s in other]
+    return [x for x, y in itertools.takewhile(lambda pair: pair[0] == pair[1], shared)]
 
 
 def _counted(shift: int, b: Run) -> str:
@@ -98,13 +109,11 @@ def _same(pairs: Mapping[str, Pair]) -> str:
 def environment_of(run: Run) -> dict[str, str]:
     """What is recorded around a run: its incidents and run.json; W&B's and pip's files in its folder."""
     found: dict[str, str] = {}
-    folder = run.path if run.path.is_dir() else run.path.parent
+    folder = run.home if run.home.is_dir() else run.home.parent
     for incident in run.incidents()[:1]:
         whole = run.incident(incident["id"])
         found |= {k: str(v) for k, v in (whole or {}).get("environment", {}).items()}
     record = _json(folder / "run.json")
-    if isinstance(record.get("command"), list):
-        found["command"] = shlex.join(map(str, record["command"]))
     for key in ("environment", "seed", "variables"):
         part = record.get(key)
         found |= {str(k): str(v) for k, v in part.items()} if isinstance(part, Mapping) else {}

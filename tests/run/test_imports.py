@@ -1,0 +1,34 @@
+"""Whatever is imported before torch, the bad step is skipped: many libraries look for torch without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from run.launch import SCRIPTS, nanproof
+
+PACKAGES = (
+    "numpy", "scipy", "pandas", "matplotlib", "seaborn", "PIL", "cv2", "skimage", "sklearn", "xgboost", "lightgbm",
+    "tqdm", "einops", "transformers", "datasets", "tokenizers", "accelerate", "peft", "trl", "evaluate", "diffusers",
+    "timm", "torchvision", "sentence_transformers", "safetensors", "huggingface_hub", "bitsandbytes", "open_clip",
+    "lightning", "pytorch_lightning", "torchmetrics", "ignite", "skorch", "fastai", "wandb", "tensorboard", "hydra",
+    "omegaconf", "optuna", "ray", "keras", "jax", "numba", "kornia", "monai", "segmentation_models_pytorch",
+    "gymnasium", "stable_baselines3", "torch_geometric", "gpytorch", "pyro", "nltk", "tiktoken", "sentencepiece",
+    "webdataset", "onnx", "onnxruntime", "schedulefree",
+)  # fmt: skip
+"""What training scripts import most; `make loops` tries those that are installed, one process each."""
+LOOKING = ("datasets", "transformers", "peft", "lightning")
+"""Those of the project's own environment that look for torch by themselves, each in its own way."""
+
+
+@pytest.mark.parametrize("package", LOOKING)
+def test_a_package_that_is_imported_before_torch(package: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / "import_first.py", package)
+    assert done.stdout.endswith("finite\n")
+    assert "not finite" not in done.stdout
+    assert "nanproof: guarding AdamW (2 tensors, 5 parameters) of Linear" in done.stderr
+    assert "3 steps, 2 updates, 1 skipped" in done.stderr
