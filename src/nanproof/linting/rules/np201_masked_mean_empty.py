@@ -84,7 +84,7 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Mo
     losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
     if losses and any(CHOSEN.search(w) for w in words(mask, module)):
         return True
-    named = key_of(core(mask, module)).endswith("mask")
+    named = module.source(core(mask, module)).endswith("mask")
     parts = made_of(numerator, module, limit=120)
     return (
         losses and named and any(isinstance(p, ast.Call) and called_last(p, module) == "cross_entropy" for p in parts)
