@@ -44,6 +44,19 @@ def test_a_rule_is_found_explained_and_applied(site: Path, tmp_path: Path) -> No
     assert "ratio-loss-without-eps" in nanproof(site, tmp_path, "explain", "NP901").stdout
 
 
+def test_another_version_of_a_rule_is_asked_again(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "train.py").write_text("import torch\nimport acme\n\nloss = acme.other_loss(torch.ones(1), y)\n")
+    assert nanproof(site, tmp_path, "lint").returncode == 0
+    (module,) = (p for p in site.rglob("*.py") if "ratio_loss" in p.read_text())
+    old = module.read_text()
+    module.write_text(old.replace('"ratio_loss"', '"other_loss"'))
+    try:
+        assert "NP901" in nanproof(site, tmp_path, "lint").stdout
+    finally:
+        module.write_text(old)
+
+
 def test_a_cause_is_weighed_with_the_others(site: Path, tmp_path: Path) -> None:
     done = nanproof(site, tmp_path, "diagnose", "--fact", "only-with-padding=yes", "--json")
     assert "acme-packer" in [cause["name"] for cause in json.loads(done.stdout)["causes"]]

@@ -9,6 +9,7 @@ Groups: ``nanproof.rules`` (`Rule`), ``nanproof.checks`` (`Check`), ``nanproof.c
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
@@ -31,3 +32,12 @@ def plugins(group: str, kind: type | None = None) -> tuple[Any, ...]:
             raise UsageError(f"plug-in {entry.name} of {package} cannot be used: {wrong}", hint=hint)
         found.append(thing)
     return tuple(found)
+
+
+def sources_of(group: str) -> tuple[Path, ...]:
+    """The files that the plug-ins of a group are defined in: who keeps results must notice a new version of them."""
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    specs = [find_spec(entry.module) for entry in entry_points(group=f"nanproof.{group}")]
+    return tuple(Path(spec.origin) for spec in specs if spec is not None and spec.origin)

@@ -86,6 +86,7 @@ def test_source_as_one_string(tmp_path: Path) -> None:
     [
         "%matplotlib inline\nx = 1",
         "!pip install torch==2.0 \\\n   --quiet\nx = 1",
+        "!python demo.py \\\n  data/v_7G_c001.mp4\nx = 1",
         "x = !ls -l\nx = 1",
         "files = %sql select 1\nx = 1",
         "%%time\nx = 1",

@@ -45,8 +45,10 @@ def run(text: str, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     function = [v for v in names.values() if callable(v) and getattr(v, "__code__", None)][-1]
     given = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
     value = function(*given)
-    seeds = torch.linspace(0.5, 1.5, value.numel(), dtype=value.dtype).view(value.shape)
     learned = [x for x in given if x.requires_grad]
+    if not learned:
+        return (value,)
+    seeds = torch.linspace(0.5, 1.5, value.numel(), dtype=value.dtype).view(value.shape)
     return (value.detach(), *torch.autograd.grad((value * seeds).sum(), learned, materialize_grads=True))
 
 
@@ -191,6 +193,30 @@ def attend(scores):
     for a, b in zip(run(old, [x]), run(new, [x]), strict=True):
         torch.testing.assert_close(b, a)
     torch.testing.assert_close(run(new, [x.half()])[0].float(), run(old, [x])[0], rtol=1e-2, atol=1e-2)
+
+
+def refused(text: str, inputs: list[torch.Tensor]) -> bool:
+    try:
+        run(text, inputs)
+    except RuntimeError as error:
+        return "not implemented for 'Long'" in str(error)
+    return False
+
+
+@pytest.mark.parametrize(("code", "text", "count"), SAFE, ids=[f"{c}-{i}" for i, (c, _, _) in enumerate(SAFE)])
+def test_a_safe_fix_gives_integers_the_same_values_or_is_refused_by_torch(code: str, text: str, count: int) -> None:
+    """`logsigmoid` and `softmax` refuse integers, which `log(sigmoid(x))` takes: an error, never another value."""
+    old = f"{HEAD}\n\n{text}\n"
+    new = repair(code, old)
+    inputs = [torch.tensor([[3, -2, 0, 7, 1], [0, 0, 5, -9, 2]]) for _ in range(count)]
+    if not refused(old, inputs) and not refused(new, inputs):
+        torch.testing.assert_close(run(new, inputs)[0], run(old, inputs)[0], rtol=2e-5, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("divisor", ["x.std()", "(x.std())", "( x.std() )"])
+def test_an_eps_is_added_with_one_pair_of_parentheses(divisor: str) -> None:
+    new = repair("NP204", f"{HEAD}\n\ndef loss(x):\n    return (x - x.mean()) / {divisor}\n", unsafe=True)
+    assert "/ (x.std() + 1e-6)" in new.replace("( ", "(").replace(" )", ")")
 
 
 # --- unsafe fixes: what was NaN or infinite is finite afterwards ------------------------------------------------------

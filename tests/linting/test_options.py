@@ -15,9 +15,9 @@ from nanproof.linting.gitignore import compile_lines, decide
 UNSTABLE = """import torch
 
 
-def loss(x, mask):
+def loss(x, valid):
     first = -torch.log(torch.sigmoid(x)).mean()
-    return first + (x * mask).sum() / mask.sum()
+    return first + (x * valid).sum() / valid.sum()
 """
 
 
@@ -76,7 +76,7 @@ def test_a_baseline_leaves_out_what_was_there(project: Path) -> None:
 
 def test_noqa_comments_are_added_once_and_taken_back(project: Path) -> None:
     long = UNSTABLE.replace(
-        "(x * mask).sum() / mask.sum()", "(\n        x * mask\n    ).sum() / mask.sum()  # noqa: E501"
+        "(x * valid).sum() / valid.sum()", "(\n        x * valid\n    ).sum() / valid.sum()  # noqa: E501"
     )
     (project / "train.py").write_text(long)
     assert run("--add-noqa", cwd=project).returncode == 0

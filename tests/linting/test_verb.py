@@ -15,9 +15,9 @@ import pytest
 UNSTABLE = """import torch
 
 
-def loss(x, mask):
+def loss(x, valid):
     first = -torch.log(torch.sigmoid(x)).mean()
-    return first + (x * mask).sum() / mask.sum()
+    return first + (x * valid).sum() / valid.sum()
 """
 SAFE = UNSTABLE.replace("torch.log(torch.sigmoid(x))", "torch.nn.functional.logsigmoid(x)")
 
@@ -44,10 +44,10 @@ def test_findings_look_like_this(project: Path) -> None:
     assert lines[0].startswith("train.py:5:14: NP206 ")
     assert lines[1:6] == [
         "  |",
-        "4 | def loss(x, mask):",
+        "4 | def loss(x, valid):",
         "5 |     first = -torch.log(torch.sigmoid(x)).mean()",
         "  |              ^^^^^^^^^^^^^^^^^^^^^^^^^^^",
-        "6 |     return first + (x * mask).sum() / mask.sum()",
+        "6 |     return first + (x * valid).sum() / valid.sum()",
     ]
     assert lines[6].startswith("  = help: ")
     assert lines[7] == "  = fix: safe, applied by --fix"

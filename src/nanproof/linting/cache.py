@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__, files
+from ..plugins import sources_of
 
 PLACE = Path(".nanproof", "cache", "lint.json")
 
@@ -54,7 +55,7 @@ class Cache:
 def _key(sources: Sequence[Path], rules: Sequence[str], settings: object) -> str:
     own = [Path(folder, name) for folder, _, names in os.walk(Path(__file__).parent) for name in sorted(names)]
     marks = [f"{__version__} {rules} {settings}"]
-    for path in [*sources, *(p for p in own if p.suffix == ".py")]:
+    for path in [*sources, *(p for p in own if p.suffix == ".py"), *sources_of("rules"), *sources_of("checks")]:
         try:
             stat = path.stat()
             marks.append(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}")

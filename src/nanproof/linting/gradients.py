@@ -52,6 +52,8 @@ def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
         return True
     if any(_silent_class(p, module) for p in module.parents(node) if isinstance(p, ast.ClassDef)):
         return True
+    if _of_arrays(node, module):
+        return True
     for function in enclosing(node, module):
         if function in seen or len(seen) > 6:
             continue
@@ -61,6 +63,21 @@ def _gradless(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
         if callers and all(_gradless(c, module, seen | {function}) for c in callers):
             return True
     return False
+
+
+def _of_arrays(node: ast.AST, module: Module) -> bool:
+    """In a function that calls NumPy and nothing of torch: it works on arrays."""
+    if "numpy" not in module.aliases.values():
+        return False
+    kept = vars(module)  # with the module, so that it goes when the module goes
+    if "roots" not in kept:
+        roots: dict[ast.AST, set[str]] = {}
+        for call in module.nodes(ast.Call):
+            roots.setdefault(module.function(call), set()).add(module.called(call).partition(".")[0])
+        kept["roots"] = roots
+    scope = module.function(node)
+    found = kept["roots"].get(scope, set())
+    return scope is not module.tree and "numpy" in found and "torch" not in found
 
 
 def _not_training(node: ast.AST, module: Module) -> bool:
@@ -127,7 +144,8 @@ def constant(node: ast.AST, module: Module, depth: int = 0) -> bool:
     if isinstance(node, ast.IfExp):
         return constant(node.body, module, depth + 1) and constant(node.orelse, module, depth + 1)
     if isinstance(node, ast.Subscript):
-        return constant(node.value, module, depth + 1)
+        named = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        return not named and constant(node.value, module, depth + 1)  # graph.data["h"] is no x.data
     if isinstance(node, ast.Call):
         return _constant_call(node, module, depth + 1)
     if key_of(node):
@@ -184,10 +202,25 @@ def _constant_name(node: ast.AST, module: Module, depth: int) -> bool:
         return klass is not None and (_buffered(klass, last, module) or _typed(klass, last))
     scope = module.function(node)
     if not isinstance(scope, ast.Module) and has_argument(scope, key):
-        return _number_argument(scope, key) or bool(_COUNTS.search(last))
+        return _number_argument(scope, key) or bool(_COUNTS.search(last)) or _given_constants(scope, key, module, depth)
     if _loop_number(node, module):
         return True
     return bool(_COUNTS.search(last)) and not module.flow.bindings(scope, key)
+
+
+def _given_constants(scope: ast.AST, key: str, module: Module, depth: int) -> bool:
+    """An argument for which every call in the file gives a constant: ``sinc(t)`` of a window, with t a linspace."""
+    if not isinstance(scope, ast.FunctionDef):
+        return False
+    calls = callers_of(scope, module)
+    if not calls or depth > 6 or module.klass(scope) is not None:
+        return False
+    place = [a.arg for a in scope.args.args].index(key) if key in [a.arg for a in scope.args.args] else -1
+    given = [
+        next((k.value for k in c.keywords if k.arg == key), c.args[place] if 0 <= place < len(c.args) else None)
+        for c in calls
+    ]
+    return all(g is not None and constant(g, module, depth + 3) for g in given)
 
 
 def _number_argument(scope: ast.AST, key: str) -> bool:

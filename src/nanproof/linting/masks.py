@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from .flow import key_of
-from .values import called_last, cores, made_of
+from .values import called_last, cores, made_of, unpacked
 
 if TYPE_CHECKING:
     from .source import Module
@@ -15,28 +15,35 @@ if TYPE_CHECKING:
 _LENGTHS = re.compile(
     r"(^|_)(sequence_mask|seq_masks?|lengths?(_to)?_masks?|len_masks?|make_(non_)?(pad|src|tgt)\w*masks?|"
     r"get_mask_from_lengths|\w*padding_masks?|pad(ding|ded)?_masks?|\w*pad_masks?|non_?pad\w*|attention_masks?|attn_masks?|"
-    r"src_masks?|tgt_masks?|[xyzqk]_masks?|kv_masks?|query_masks?|padding|pad|padded|mels?_masks?|text_masks?|input_masks?|token_masks?|frame_masks?|encoder_masks?|"
+    r"src_masks?|tgt_masks?|[xyzqk]_masks?|kv_masks?|query_masks?|padding|pad|padded|mels?_masks?|text_masks?|input_masks?|traj_masks?|token_masks?|frame_masks?|encoder_masks?|"
     r"decoder_masks?|lens|lengths?|\w*_lengths?|\w*_lens|[iox]lens?|key_masks?|feats_masks?|node_masks?|caption\w*masks?\w*|conditioning_masks?|prompt\w*masks?)$",
     re.I,
 )
+_OF_LENGTHS = re.compile(r"mask_from_lens|mask_from_lengths|len(gth)?s?_to_masks?|sequence_mask|(^|_)len(gth)?s$", re.I)
 _CHOICE = re.compile(
     r"label|target|ignore|loss_mask|(^|_)(pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
-    r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|active|assist\w*|hard|obj|weights?)(_|$)",
+    r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|assist\w*|hard|obj|weights?)(_|$)",
     re.I,
 )
+CHOSEN = re.compile(
+    r"label|target|ignore|loss_mask|_true$|(^|_)(y|pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
+    r"response\w*|action\w*|assist\w*|hard|obj|matched|gt|visib\w*|vis|present|exists?|events?|annotated|supervised)(_|$)",
+    re.I,
+)
+"""Names of what may keep nothing in a batch: labels, positives, valid places."""
 _CAUSAL = re.compile(r"causal|tril|triu|subsequent|future|look_?ahead|triangular|autoregressive", re.I)
 _JOINS = (ast.BitAnd, ast.BitOr, ast.Mult)
 
 
 def words(mask: ast.expr, module: Module) -> list[str]:
     """The names that a mask is made of, and the functions that made it."""
-    parts = [n for n in made_of(mask, module, limit=80) if not _about_form(n, module)]
+    parts = [n for n in made_of(mask, module, limit=36) if not _about_form(n, module)]
     found = [key_of(n).rpartition(".")[2] or getattr(n, "attr", "") for n in parts]
     calls = [n for n in parts if isinstance(n, ast.Call) and module.operation(n) is None]
     found += [called_last(n, module) for n in calls]
     found += [
         str(n.slice.value)
-        for n in made_of(mask, module, limit=80)
+        for n in made_of(mask, module, limit=36)
         if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant)
     ]
     return [w for w in found if w]
@@ -52,6 +59,11 @@ def _about_form(node: ast.AST, module: Module) -> bool:
 
 def is_padding(mask: ast.expr, module: Module) -> bool:
     """Whether a mask only leaves padding out: made from lengths, or called so, and nothing else chosen by it."""
+    made = cores(mask, module)
+    names = [called_last(m, module) if isinstance(m, ast.Call) else key_of(m).rpartition(".")[2] for m in made]
+    names += [name for m in made for part in ast.walk(m) if key_of(part) for name in unpacked(part, module)]
+    if any(_OF_LENGTHS.search(n) for n in names):
+        return True  # whatever it is called, it was made from lengths
     text = words(mask, module)
     return any(_LENGTHS.search(w) for w in text) and not any(_CHOICE.search(w) for w in text)
 

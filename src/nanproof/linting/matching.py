@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from . import gradients, guards, numerics, purpose
 from .flow import key_of
 from .names import Operation
+from .training import loss_like, written
 from .values import core, number, operation, scalar, short, trail
 
 if TYPE_CHECKING:
@@ -194,6 +195,18 @@ def reported(hit: Hit) -> bool:
 def constant(hit: Hit) -> bool:
     """Made of numbers, sizes, buffers and schedules alone."""
     return gradients.constant(hit.operand, hit.module)
+
+
+def of_loss(hit: Hit) -> bool:
+    """Whether a loss is divided: its name is above the line or is given to the result, or it is summed up."""
+    module, owner, above = hit.module, hit.module.statement(hit.node), hit.over or hit.operand
+    stored = getattr(owner, "targets", [getattr(owner, "target", None)])
+    named = [written(n) for t in [*trail(above, module), *stored] if t is not None for n in ast.walk(t)]
+    if any(loss_like(n) for n in named if n):
+        return True
+    at = core(above, module)
+    given = [k.value for k in at.keywords if k.arg == "reduction"] if isinstance(at, ast.Call) else []
+    return any(isinstance(g, ast.Constant) and g.value == "sum" for g in given)
 
 
 def written_into(hit: Hit) -> bool:

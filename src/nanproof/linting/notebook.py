@@ -164,6 +164,8 @@ def mask(text: str) -> str:
 
 def _blank_magic(lines: list[str], at: int) -> bool:
     """Blank out the magic on this line, and the lines that continue it; false when there is none."""
+    while 0 < at < len(lines) and lines[at - 1].rstrip("\r\n").endswith("\\"):
+        at -= 1  # `!python train.py \\` continues here, and Python's tokenizer already stumbles over a file name
     body = lines[at].rstrip("\r\n") if at < len(lines) else ""
     assigned = _ASSIGNED_MAGIC.match(body)
     if not assigned and not _MAGIC.match(body):

@@ -17,6 +17,8 @@ _MASKS = re.compile(
     r"mask|valid|keep|(\b|_)pos(itives?)?(\b|_)|indicator|(\b|_)is_|nonpad|non_pad|active|present|visible", re.I
 )
 _PROBABILITIES = re.compile(r"(^|_)(probs?|probabilit(y|ies)|posteriors?|likelihoods?)(_|$|\d)", re.I)
+_LOG_PROBABILITIES = re.compile(r"(^|_|\.)(lprobs|log_?probs|logps|probs_list)$", re.I)
+"""Of classes, so never above zero: their exponentials do not overflow. One log_prob may be that of a density."""
 QUOTIENTS = frozenset({"div", "div_", "divide", "divide_", "true_divide", "true_divide_"})
 """The names of calls that divide."""
 _LOGICAL = (ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -115,7 +117,7 @@ def boolean(node: ast.expr, module: Module, depth: int = 0) -> bool:
 
 
 def shifted(node: ast.expr, module: Module) -> bool:
-    """Whether the largest value was subtracted: ``x - x.max(…)``, which makes an exponential safe."""
+    """Whether its exponential is safe: the largest value was subtracted, ``x - x.max(…)``, or log-probabilities."""
     for part in made_of(node, module, limit=200):
         found = operation(part, module)
         if found is not None and found.name == "sub" and found.args:
@@ -129,6 +131,8 @@ def shifted(node: ast.expr, module: Module) -> bool:
                     return True
                 if "max" in dotted(inner).lower():
                     return True
+        if _LOG_PROBABILITIES.search(key_of(part)):
+            return True
         if isinstance(part, ast.Call) and called_last(part, module) in ("log_softmax", "logsigmoid", "logsumexp"):
             return True
     return False

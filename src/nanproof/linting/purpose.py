@@ -25,7 +25,7 @@ _LOSSES = re.compile(
 _ASIDE = re.compile(
     r"(^|_)(eval(?!uate_(actions?|log))\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|iou|acc|accura\w*|errors|epe|aepe|psnr|ssim|miou|fid|rmse|"
     r"mae|plot\w*|draw\w*|show|vis\w*|logging|logger|print\w*|summar\w*|report\w*|debug\w*|diagnos\w*|stats?|"
-    r"statistics|monitor\w*|track\w*|analy\w*|bench\w*|profil\w*|collate\w*|augment\w*|preprocess\w*|postprocess\w*|"
+    r"statistics|targets?|monitor\w*|track\w*|analy\w*|bench\w*|profil\w*|collate\w*|augment\w*|preprocess\w*|postprocess\w*|"
     r"prepro\w*|load\w*|save\w*|read\w*|write\w*|export\w*|convert\w*|quanti[sz]e\w*|dequant\w*|init\w*|reset\w*|"
     r"build\w*|setup|make|create|register|generate\w*|sample|sampler|sampling|schedul\w*|warm_?up|anneal\w*|betas?|"
     r"alphas?|sigmas?|timesteps?|lr|seed|getitem|iter|repr|str|len|calibrat\w*|retriev\w*|"
@@ -42,7 +42,7 @@ _ASIDE_CLASS = re.compile(
 _NETWORK = re.compile(r"(Module|Layer|Loss|Model|Network|Net|Block|Head|Encoder|Decoder|Criterion|Attention|Trainer)$")
 _CUTS = {"item", "detach", "tolist", "numpy", "cpu", "argmax", "argmin", "long", "int", "round", "format", "print"}
 _SINKS = re.compile(
-    r"(^|_)(log|logs|logger|logging|metrics?|stats?|writer|tracker|meters?|wandb|history|info|extra)", re.I
+    r"(^|_)(log|logs|logger|logging|metrics?|stats?|writer|tracker|meters?|wandb|history|info|extra|reports?)", re.I
 )
 _MEASURES = re.compile(
     r"(^|_)(acc|accuracy|correct|precision|recall|f1|iou|miou|auc|psnr|ssim|snr|rate|frac|fraction|percent\w*|perplexity|"

@@ -243,3 +243,10 @@ def scalar(node: ast.AST, module: Module, depth: int = 0) -> bool:
             return scalar(held, module, depth + 1)
         return bool(_SIZES.search(dotted(node).rpartition(".")[2]))
     return False
+
+
+def unpacked(name: ast.AST, module: Module) -> list[str]:
+    """What is called where a name is one of several results: ``yy, xx = torch.meshgrid(…)``."""
+    bindings = module.flow.bindings(module.function(name), key_of(name))
+    made = [getattr(b.owner, "value", None) for b in bindings if b.value is None]
+    return [called_last(value, module) for value in made if isinstance(value, ast.Call)]

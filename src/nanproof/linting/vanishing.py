@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .flow import key_of
 from .guards import lower_bound, small_constant
-from .values import SAME, called_last, core, cores, made_of, number, operation, scalar
+from .values import SAME, called_last, core, cores, made_of, number, operation, scalar, unpacked
 
 if TYPE_CHECKING:
     from .source import Module
@@ -110,12 +110,5 @@ def is_constant(operand: ast.expr, module: Module) -> bool:
             elif module.operation(part) is None and last not in SAME and name not in ("float", "int", "len", "max"):
                 return False
         elif key_of(part):
-            plain = plain or any(last in _CONSTANT for last in _unpacked(part, module))
+            plain = plain or any(last in _CONSTANT for last in unpacked(part, module))
     return plain
-
-
-def _unpacked(name: ast.AST, module: Module) -> list[str]:
-    """What is called where a name is one of several results: ``yy, xx = torch.meshgrid(…)``."""
-    bindings = module.flow.bindings(module.function(name), key_of(name))
-    made = [getattr(b.owner, "value", None) for b in bindings if b.value is None]
-    return [called_last(value, module) for value in made if isinstance(value, ast.Call)]

@@ -14,6 +14,8 @@ _MEANT = re.compile(r"trunc|robust|clipped|bounded|capped|trimmed|huber|quantile
 _OPTION = re.compile(r"clip|clamp|trunc|max_loss|robust|\bcap\b", re.IGNORECASE)
 _EACH = re.compile(r"per_|token|pixel|element|each|unreduced", re.IGNORECASE)
 _NOT_A_LOSS = {"log", "log1p", "exp", "acos", "sqrt", "logit", "nll_loss", "binary_cross_entropy"}
+_LARGEST = re.compile(r"inf(?!o)|finfo|fp16|max_float|65504", re.IGNORECASE)
+"""A bound at the largest number of a dtype: only what has overflowed is beyond it."""
 _NO_TRAINING = re.compile(r"valid|eval|test|metric|log_|plot|report|infer|predict|score|perplexity|ppl")
 
 
@@ -27,7 +29,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         return
     if not _stays_loss(module, node) or module.under_no_grad(node) or not _trains(module, node):
         return
-    if _is_theory(module, operand, limit):
+    if _is_theory(module, operand, limit) or _LARGEST.search(module.source(limit)):
         return
     what = module.source(operand)
     yield Found(

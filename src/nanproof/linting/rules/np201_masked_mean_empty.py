@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import has_argument, key_of
+from ..flow import key_of
 from ..guards import changed_in_place, checked, guarded
-from ..masks import is_padding, words
+from ..masks import CHOSEN, is_padding, words
 from ..numerics import boolean, division, named_mask, summed
 from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
@@ -29,6 +29,7 @@ _POSITIVE = {
     "ones",
     "ones_like",
     "gumbel_softmax",
+    "one_hot",
     "topk",
     "relu",
     "rand",
@@ -36,12 +37,6 @@ _POSITIVE = {
 _ROUTING = re.compile(
     r"expert|router|routing|gate|(^|_)moe|capacity|top_?k|attn_weight|attention_weight|degree|(^|_)deg"
 )
-_CHOSEN = re.compile(
-    r"label|target|ignore|loss_mask|_true$|(^|_)(y|pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
-    r"response\w*|action\w*|assist\w*|hard|obj|matched|gt)(_|$)",
-    re.I,
-)
-_TOKENS = re.compile(r"cross_entropy|nll_loss|log_?probs?$|log_?ps?$|logsoftmax|log_softmax", re.I)
 _NO_MASKS = re.compile(r"prob|alpha|attn|kernel|window|energy|prior|len(gth)?s?$")
 
 
@@ -83,23 +78,17 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
 
 
 def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module) -> bool:
-    """Whether something says that nothing may be left: labels, positives, valid places; the tokens of a loss."""
+    """Whether something says that nothing may be left: labels, positives, valid places, the tokens of a loss."""
+    if not boolean(mask, module) and _weights(numerator, {key_of(t) for t in trail(mask, module)} - {""}, module):
+        return False  # the mask itself is scaled: nothing learned is behind it
     losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
-    if losses and any(_CHOSEN.search(w) for w in words(mask, module)):
+    if losses and any(CHOSEN.search(w) for w in words(mask, module)):
         return True
-    parts = list(made_of(numerator, module, limit=120))
-    if losses and any(isinstance(c, ast.Call) and _TOKENS.search(called_last(c, module)) for c in parts):
-        return True
-    at = core(mask, module)
-    handed = isinstance(at, ast.Name) and has_argument(module.function(at), at.id)
-    # of patches or frames, which a regression is about, a fixed share is masked
-    return handed and in_loss(node, module) and not any(_regresses(p, module) for p in parts)
-
-
-def _regresses(part: ast.AST, module: Module) -> bool:
-    if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow):
-        return True
-    return isinstance(part, ast.Call) and called_last(part, module) in ("mse_loss", "l1_loss", "abs", "square", "pow")
+    named = module.source(core(mask, module)).endswith("mask")
+    parts = made_of(numerator, module, limit=120)
+    return (
+        losses and named and any(isinstance(p, ast.Call) and called_last(p, module) == "cross_entropy" for p in parts)
+    )
 
 
 def _stored(node: ast.AST, module: Module) -> list[str]:
@@ -246,19 +235,19 @@ in 100,000 batches, it is around step 100,000 that the run ends.
 after `clamp(min=1)`. An eps of `1e-8` added instead is 0 in float16.
 """,
     bad="""
-def token_loss(logits, labels, mask):
+def token_loss(logits, labels, loss_mask):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    return (loss * mask).sum() / mask.sum()
+    return (loss * loss_mask).sum() / loss_mask.sum()
 """,
     good="""
-def token_loss(logits, labels, mask):
+def token_loss(logits, labels, loss_mask):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    return (loss * mask).sum() / mask.sum().clamp(min=1)
+    return (loss * loss_mask).sum() / loss_mask.sum().clamp(min=1)
 
 
-def selected_loss(logits, labels, mask):
+def selected_loss(logits, labels, loss_mask):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    return ops.masked_mean(loss, mask)  # 0 when nothing is kept; NaN in places left out does not matter
+    return ops.masked_mean(loss, loss_mask)  # 0 when nothing is kept; NaN in places left out does not matter
 """,
     miss="""
 def dice_loss(p, target):

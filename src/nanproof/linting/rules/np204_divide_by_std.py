@@ -95,6 +95,6 @@ arrays and random numbers are left alone.
     unless=(reported, guarded, asked, _plain_data),
     message=lambda h: f"a division by the deviation of {h.said('this')} is NaN when its values are equal",
     help="add an eps to the standard deviation: / (x.std() + 1e-6)",
-    edit=replaced("({x} + 1e-6)", ast.Call, ast.Name, ast.Attribute, ast.Subscript),
+    edit=replaced("{x} + 1e-6", ast.Call, ast.Name, ast.Attribute, ast.Subscript),
     about=lambda h: core(h.outer, h.module),
 )

@@ -6,11 +6,11 @@ import ast
 import re
 
 from ..flow import key_of
-from ..guards import checked
+from ..guards import checked, small_constant
 from ..matching import Hit, constant, guarded, in_loss, power, reported, training
 from ..rule import Change, Rule
 from ..values import called_last, core, made_of, names_of, nodes_of, number, operation, short
-from ..vanishing import is_constant, vanishes
+from ..vanishing import is_constant, squared, vanishes
 
 # Coordinates, sizes of boxes and spectra of the input: nothing is learned before them.
 _INPUT = re.compile(
@@ -86,7 +86,7 @@ def _known(hit: Hit) -> bool:
 def _unlikely(hit: Hit) -> bool:
     """A distance of things that are hardly ever equal, a root over everything, a target: 0 is not expected."""
     module = hit.module
-    if "clamped" in hit.why or "variance" in hit.why or "weighted" in hit.why:
+    if any(word in hit.why for word in ("clamped", "variance", "weighted")) or _expected(hit):
         return False
     names = {n.rpartition(".")[2] for n in names_of(hit.operand, module)} - {"self"}
     if names and all(_TARGETS.search(n) for n in names):
@@ -97,9 +97,28 @@ def _unlikely(hit: Hit) -> bool:
         return False  # all pairs: each has the distance 0 from itself
     reduced = operation(core(hit.operand, module), module)
     along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
-    if differences:
-        return not (along and in_loss(hit))
+    if differences or (reduced is not None and reduced.name == "add"):
+        return not ((along or (reduced is not None and reduced.name == "add")) and in_loss(hit))
     return not (along and _below(hit))
+
+
+def _expected(hit: Hit) -> bool:
+    """An eps outside the root, ``sqrt(s) + eps``: zero was thought of; and 1 - x², which is 0 where x is 1."""
+    module, at = hit.module, core(hit.operand, hit.module)
+    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub) and number(at.left, module) == 1:
+        return squared(at.right, module)
+    node: ast.AST = hit.node
+    above = module.parent(node)
+    if isinstance(above, ast.Assign) and key_of(above.targets[0]):
+        uses = module.uses(key_of(above.targets[0]), module.function(node))
+        return any(_raised(module.parent(u), u, hit) for u in uses)
+    return _raised(above, node, hit)
+
+
+def _raised(above: ast.AST | None, node: ast.AST, hit: Hit) -> bool:
+    if not isinstance(above, ast.BinOp) or not isinstance(above.op, ast.Add):
+        return False
+    return small_constant(above.right if above.left is node else above.left, hit.module)
 
 
 def _to_itself(difference: ast.BinOp) -> bool:

@@ -108,7 +108,7 @@ def _named(operand: ast.expr, module: Module) -> bool:
     at = inner if inner is not None else operand
     found = operation(at, module)
     if found and found.name == "div" and found.operand is not None and found.args:
-        return named_probability(found.operand) and named_probability(found.args[0])
+        return all(named_probability(e) or probability(e, module) for e in (found.operand, found.args[0]))
     if found and found.name in ("gather", "index_select", "take_along_dim") and found.operand is not None:
         at = found.operand  # chooses elements and leaves them what they are
     if not named_probability(at):

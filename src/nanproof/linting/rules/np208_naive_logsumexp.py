@@ -10,13 +10,19 @@ from ..matching import Hit, call, constant, exponent, held, not_aside
 from ..numerics import shifted
 from ..rewrite import move
 from ..rule import Moved, Rule
-from ..values import core, operation, trail
+from ..values import called_last, core, made_of, operation, trail
 from .np209_naive_softmax import small
 
 
 def _total(hit: Hit) -> ast.expr | None:
     found = held(hit)
     return found.operand if found is not None and found.name in ("sum", "mean") else None
+
+
+def _ensemble(hit: Hit) -> bool:
+    """The log-probabilities of several models, stacked and averaged: never above zero."""
+    parts = made_of(hit.operand, hit.module, limit=40)
+    return any(isinstance(p, ast.Call) and called_last(p, hit.module) == "stack" for p in parts)
 
 
 def _guarded_elsewhere(hit: Hit) -> bool:
@@ -77,7 +83,7 @@ all dimensions or a mean, where `torch.logsumexp` needs more than the code says.
     words=("exp",),
     match=call("log", "log_").of(_total, exponent),
     where=not_aside,
-    unless=(lambda h: shifted(h.operand, h.module), constant, small, _guarded_elsewhere),
+    unless=(lambda h: shifted(h.operand, h.module), constant, small, _ensemble, _guarded_elsewhere),
     message="the logarithm of a sum of exponentials is inf as soon as one exponent passes 88.7 (float16: 11.09)",
     help="use torch.logsumexp(x, dim), which subtracts the largest exponent first",
     edit=_rewrite,

@@ -13,7 +13,7 @@ from ..guards import guarded, small_constant
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, number, operation, scalar, short
+from ..values import called_last, core, nodes_of, number, operation, scalar, short
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -136,7 +136,7 @@ def _names(operand: ast.expr, module: Module) -> set[str]:
     counted = summed(operand, module)
     if counted is not None and boolean(counted, module):
         return set()
-    found = {key_of(n) for e in (operand, core(operand, module)) for n in ast.walk(e)} - {""}
+    found = {key_of(n) for e in (operand, core(operand, module)) for n in nodes_of(e, indices=False)} - {""}
     return {name for name in found if not _COUNTS.search(name)}
 
 

@@ -38,6 +38,12 @@ def _half(module: Module) -> bool:
     return facts.scaler or bool({"float16", "default"} & facts.autocast_dtypes) or bool(facts.half and facts.trainer)
 
 
+def _made_half(scores: ast.expr, module: Module) -> bool:
+    """Whether the scores themselves are computed from something cast to float16."""
+    parts = [p for p in made_of(scores, module, limit=120) if isinstance(p, ast.Call)]
+    return any(called_last(p, module) == "half" and not p.args for p in parts)
+
+
 def _too_large(node: ast.expr | None, module: Module) -> float | None:
     value = number(node, module)
     return value if value is not None and -math.inf < value < -_LARGEST else None
@@ -51,7 +57,7 @@ def _filled(node: ast.Call, module: Module) -> Iterator[Found]:
     given = [*found.args, *found.keywords.values()]
     filler = given[1] if len(given) == 2 else None
     value = _too_large(filler, module)
-    if value is None or filler is None or not _half(module):
+    if value is None or filler is None or not (_half(module) or _made_half(found.operand, module)):
         return
     if found.name not in ("masked_fill", "masked_fill_", "where"):
         return

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import end, key_of, start
+from ..guards import small_constant
 from ..numerics import QUOTIENTS, division, shifted, summed
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, operation, short, trail
+from ..values import called_last, core, made_of, operation, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -55,7 +56,17 @@ def _report(loop: Loop, key: str, turns: list[Division], module: Module) -> Iter
         "underflows to 0 (float16: 11.09)",
         help="iterate on logarithms: x - x.logsumexp(dim, keepdim=True), and exp once at the end (ops.sinkhorn)",
         edits=_fix(loop, key, turns, begun, module),
+        info=_scaled(begun, module),
     )
+
+
+def _scaled(exponential: ast.Call, module: Module) -> bool:
+    """``exp(similarity / epsilon)``: of cosines and normalized costs, which such a temperature is made for."""
+    found = module.operation(exponential)
+    at = core(found.operand, module) if found is not None and found.operand is not None else None
+    if not isinstance(at, ast.BinOp) or not isinstance(at.op, ast.Div | ast.Mult):
+        return False
+    return any(scalar(s, module) or small_constant(s, module) for s in (at.left, at.right))
 
 
 def _own_sum(node: ast.expr, module: Module) -> ast.expr | None:

@@ -37,6 +37,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         "NaN included",
         help="initialize it: torch.zeros(...), or torch.nn.init.normal_ on the parameter",
         edits=_fix(made, module),
+        info=any(word in module.text for word in ("load_state_dict", "PreTrainedModel")),
     )
 
 

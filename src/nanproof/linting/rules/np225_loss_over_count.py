@@ -6,34 +6,34 @@ import ast
 import re
 
 from ..flow import key_of
-from ..matching import Hit, asked, guarded, quotient, reported, training
+from ..guards import guarded
+from ..masks import CHOSEN, words
+from ..matching import Hit, asked, of_loss, quotient, reported, training
+from ..numerics import summed
 from ..rule import Rule
-from ..training import loss_like
-from ..values import core, cores, number, trail
+from ..values import cores, number, trail
 
 _COUNT = re.compile(
     r"(^|_)(num|n|total|count|sum)_?(of_)?(valid|label(ed|led)?|pos(itives?)?|fg|foreground|loss|masked|target|active|"
     r"non_?pad|trainable|response|completion|assistant|supervised|matched)s?(_?(tokens?|samples?|pixels?|anchors?|boxes|"
-    r"elements?|labels?|points?|count))?$|^(valid|pos|fg|label)_?(count|num|tokens)$|^n_?(pos|valid)$",
+    r"elements?|labels?|points?|count))?$|^(valid|pos|fg|label)_?(count|num|tokens)$|^n_?(pos|valid)$|^num_items_in_batch$",
     re.I,
 )
 
 
-def _count(hit: Hit) -> bool:
-    key = key_of(hit.operand)
-    return bool(_COUNT.search(key)) and not key.startswith("self.")
+def _count(hit: Hit) -> ast.expr | None:
+    """The count that divides: by itself, or per process."""
+    for at in trail(hit.operand, hit.module):
+        one = at.left if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Div) else at
+        if _COUNT.search(key_of(one)) and not key_of(one).startswith("self."):
+            return one
+    return None
 
 
-def _loss(hit: Hit) -> bool:
-    """Whether a sum of losses is divided: called a loss, or made with reduction="sum"."""
-    owner, above = hit.module.statement(hit.node), hit.over or hit.operand
-    stored = getattr(owner, "targets", [getattr(owner, "target", None)])
-    names = [key_of(t) for t in [*trail(above, hit.module), *stored] if t is not None]
-    if any(loss_like(n) for n in names if n):
-        return True
-    at = core(above, hit.module)
-    given = [k.value for k in at.keywords if k.arg == "reduction"] if isinstance(at, ast.Call) else []
-    return any(isinstance(g, ast.Constant) and g.value == "sum" for g in given)
+def _of_weights(hit: Hit) -> bool:
+    """A sum of something that is not called labels, positives or valid places."""
+    mask = summed(hit.operand, hit.module)
+    return mask is not None and not any(CHOSEN.search(w) for w in words(mask, hit.module))
 
 
 def _bounded(hit: Hit) -> bool:
@@ -74,7 +74,8 @@ def lm_loss(logits, labels, num_label_tokens):
     false_alarm="The caller has made sure that there is a label; an assertion before the division says so.",
     match=quotient().of(_count),
     where=training,
-    unless=(lambda h: not _loss(h), guarded, reported, asked, _bounded),
+    unless=(lambda h: not of_loss(h), lambda h: guarded(h.operand, h.module), reported, asked, _bounded),
+    doubt=(_of_weights,),
     message=lambda h: f"the loss is 0 / 0 = NaN for a batch in which {h.said('the count')} is 0",
     help="divide by at least 1: max(n, 1), or n.clamp(min=1) if it is a tensor",
     about=lambda h: h.node,

@@ -6,9 +6,8 @@ import ast
 
 from ..flow import key_of
 from ..guards import checked
-from ..matching import Hit, quotient, replaced, reported, training
+from ..matching import Hit, of_loss, quotient, replaced, reported, training
 from ..rule import Rule
-from ..training import loss_like
 from ..values import trail
 
 
@@ -36,13 +35,6 @@ def _under_if(call: ast.Call, hit: Hit) -> bool:
         if isinstance(outer, ast.For | ast.While | ast.FunctionDef):
             return False
     return False
-
-
-def _no_loss(hit: Hit) -> bool:
-    owner = hit.module.statement(hit.node)
-    stored = getattr(owner, "targets", [getattr(owner, "target", None)])
-    named = [key_of(t) for t in [*trail(hit.over or hit.operand, hit.module), *stored] if t is not None]
-    return not any(loss_like(n) for n in named if n)
 
 
 def _asked(hit: Hit) -> bool:
@@ -78,7 +70,7 @@ def total_loss(losses, device):
     words=("len(",),
     match=quotient().of(_filtered),
     where=training,
-    unless=(_no_loss, reported, _asked),
+    unless=(lambda h: not of_loss(h), reported, _asked),
     message=lambda h: f"the loss is divided by len({h.said('items')}), which is 0 when the filter leaves nothing",
     help="divide by max(len(items), 1)",
     edit=replaced("max({x}, 1)"),

@@ -6,13 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..purpose import trains
 from ..rule import Found, Rule
 from ..source import Module
 from ..training import calls_in, in_tests, keyword, last_name, read_in
 
 _SHOWN = re.compile(
     r"vis|plot|show|draw|heat|cam|colou?r|render|save|grid|overlay|figure|display|demo|export|write|tensor2im|to_im|"
-    r"main|video|metric|eval|test_|score|analy|saliency|attribution|explain|postprocess",
+    r"main|video|metric|eval|test_|score|analy|saliency|attribution|explain|postprocess|pipeline",
     re.IGNORECASE,
 )
 _SAMPLE = re.compile(
@@ -47,6 +48,7 @@ def check(node: ast.BinOp, module: Module) -> Iterator[Found]:
         node=node,
         message=f"`{what}` is divided by its own range, which is 0 when all its values are equal: 0/0 = NaN",
         help="add an eps to the range, or leave a constant sample at 0",
+        info=trains(node, module) and not _of_rows(module, range_),  # a whole batch is hardly ever constant
         edits=(module.replace(node.right, f"{module.source(node.right)} + 1e-8"),) if node.right is range_ else (),
     )
 
@@ -89,12 +91,16 @@ def _per_sample(module: Module, node: ast.AST, range_: ast.BinOp) -> bool:
     text = module.source(scope)
     if "255" in text or "imshow" in text or "uint8" in text:
         return False  # on its way to a picture
-    ends = [_resolved(module, range_.left), _resolved(module, range_.right)]
-    if any(keyword(c, "dim", "axis") is not None for end in ends for c in calls_in(end)):
+    if _of_rows(module, range_):
         return True
     if klass is not None:
         return bool(_SAMPLE.search(scope.name))
     return any(_prepares(module, c) for c in module.calls(scope.name))
+
+
+def _of_rows(module: Module, range_: ast.BinOp) -> bool:
+    ends = [_resolved(module, range_.left), _resolved(module, range_.right)]
+    return any(keyword(c, "dim", "axis") is not None for end in ends for c in calls_in(end))
 
 
 def _prepares(module: Module, call: ast.Call) -> bool:
