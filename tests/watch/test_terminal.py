@@ -238,12 +238,13 @@ def test_a_narrow_terminal_shows_whole_boxes_and_the_death_on_top(tmp_path: Path
     make_incident(tmp_path / "dead", 8)
     socket, command = f"nanproof-{os.getpid()}", f"{sys.executable} -m nanproof watch {tmp_path}"
     tmux = ["tmux", "-L", socket, "-u"]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    size = {"COLUMNS": "60", "LINES": "40"}  # of this screen, not of the one that the tests run in
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "TERM": "xterm", "LC_ALL": "C.UTF-8", **size}
     start = [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "60", "-y", "40", command]
     subprocess.run(start, env=environment, check=True, timeout=300)
     try:
         deadline, lines = time.monotonic() + 300, [""]
-        while not any("q quits" in line for line in lines):
+        while not (any("q quits" in line for line in lines) and "died" in lines[0]):  # a screen that is drawn whole
             assert time.monotonic() < deadline, lines
             time.sleep(0.1)
             done = subprocess.run(
