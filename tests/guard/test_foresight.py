@@ -239,3 +239,17 @@ def test_a_number_of_the_loop_is_logged_and_forecast(tmp_path: Path, caplog: pyt
     assert len(logged) == 60
     assert "the entropy falls to 0.9 × per step and reaches 0.005 in about" in caplog.text
     assert math.isfinite(guard.tally.updates)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.func itself
+def test_a_step_with_forward_mode_derivatives_is_guarded() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    guard = Guard(model, torch.optim.Adam(model.parameters()))
+
+    def loss(target: Tensor) -> Tensor:
+        x = torch.ones(4, 2)
+        return (torch.func.jvp(model, (x,), (x,))[1] - target).square().mean()
+
+    targets = [torch.ones(4, 1) * (float("nan") if i == 3 else 1) for i in range(6)]
+    assert [guard.step(lambda t=t: loss(t)).ok for t in targets] == [True, True, True, False, True, True]

@@ -13,6 +13,7 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -175,7 +176,11 @@ class Outputs:
             if torch.compiler.is_compiling() or not self._on:
                 return
             out = output[0] if isinstance(output, tuple | list) and output else output
-            if isinstance(out, Tensor) and out.is_floating_point():
+            if not isinstance(out, Tensor) or not out.is_floating_point():
+                return
+            if torch._C._functorch.is_functorch_wrapped_tensor(out):
+                return  # inside of torch.func: it has no memory of its own, and must not outlive the transform
+            with suppress(Exception):  # what cannot be read is not watched; it never ends the forward pass
                 found = absmax(out.detach())
                 self.seen[name] = torch.maximum(self.seen[name], found) if name in self.seen else found
                 self.limits[name] = format_of(out.dtype).max
