@@ -7,7 +7,6 @@ hooks on its outputs tell: what was left out is a call whose outputs got no grad
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..heap import objects
 from ..tensors import tensors_in
 from .forward_capture import ForwardCapture
 from .signals import level_flag
@@ -133,10 +133,8 @@ class Calls:
         if not FOLLOWS:
             return []
         self._searches += 1
-        young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
-        objects = young if self._searches > WHOLE else gc.get_objects()
-        # by type, not isinstance: lazy proxies would be woken up by a look at their __class__
-        scalars = [t for t in objects if issubclass(type(t), Tensor) and t.grad_fn is not None]
+        young = (0, 1) if self._searches > WHOLE else ()
+        scalars = [t for t in objects(*young) if issubclass(type(t), Tensor) and t.grad_fn is not None]
         new = [t for t in scalars if t.numel() == 1 and id(t) not in self._known]
         self._remember(new)
         return new
