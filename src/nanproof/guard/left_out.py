@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..heap import objects
+from ..collector import objects
 from ..tensors import tensors_in
 from .forward_capture import ForwardCapture
 from .signals import level_flag

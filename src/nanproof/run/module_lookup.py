@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..heap import objects
+from ..collector import objects
 
 NODES = 50_000
 """So much of a graph is walked at most."""

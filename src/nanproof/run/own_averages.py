@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..collector import objects
 from ..guard.training import Training
-from ..heap import objects
 from ..tensors import has_memory
 
 TRIES, SAMPLED, VALUES = 5, 4, 512
