@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +32,8 @@ class Group:
         import torch.distributed as dist
 
         rank, size = world()
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(days=1))
+        with _stdout_to_stderr():  # the gloo of torch 2.10 prints there, before our JSON
+            dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(days=1))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._dist: Any = dist
 
@@ -47,6 +51,20 @@ class Group:
 
     def close(self) -> None:
         self._dist.destroy_process_group()
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """A block in which also C code that prints to stdout prints to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def scan_together(
