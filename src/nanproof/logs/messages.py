@@ -36,6 +36,7 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("scale-overflow", "overflow", rf"gradient overflow.{{0,80}}?loss scale to:? ?{_SCALE}"),
     ("scale-overflow", "overflow", rf"reducing (?:dynamic )?loss scale (?:from {_BEFORE} )?to {_SCALE}"),
     ("scale-overflow", "overflow", r"grad(?:ient)? overflow on iteration:? (?P<step>\d+)"),
+    ("scale-overflow", "overflow", r"found nan, decreased lg_loss_scale to"),  # its logarithm
     ("scale-minimum", "stop", r"loss scale already at minimum|minimum loss scale reached"),
     ("scale-overflow", "overflow", r"grad(?:ient)? overflow|(?<!integer )(?<!buffer )(?<!stack )overflow detected,"),
     # NaN and Inf, said outright

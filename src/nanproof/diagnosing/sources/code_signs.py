@@ -148,7 +148,9 @@ def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
         yield Fact(name="masks-attention", where=f"{name}:{line}", words="a padding mask goes into attention")
 
 
-_CUT_LABELS = re.compile(r"\blabels? = \S*labels?\S*\[\s*:\s*[A-Za-z_][\w.]*\]")
+_CUT_LABELS = re.compile(
+    r"\b(?:labels?|targets?) = (?:\S*labels?\S*|\(.*(?:-100|(?i:ignore)\w*).*\))\[\s*:\s*[A-Za-z_][\w.]*\]"
+)
 _FILLS = re.compile(
     r"(?:masked_fill_?|where)\(.{0,200}?(?:-\s*(?:float\(['\"]inf['\"]\)|(?:torch|math|np)\.inf|inf\b)|['\"]-inf['\"])"
 )

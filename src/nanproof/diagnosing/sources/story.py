@@ -13,6 +13,7 @@ from ...floats import format_of
 from ...logs import Column, Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.moments.moment import MomentKind
+from ...logs.series import Floats
 from ...logs.timeline import Timeline
 from ..evidence import Fact
 from ..wording import read_text
@@ -28,7 +29,7 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     yield from read_messages(series, name)
     yield from (fact(f, m) for f, m in _broken(series, story, each_step))
     yield from (fact(f, m) for f, m in _before(series, story))
-    yield from (fact(f, m) for f, m in _spikes(story))
+    yield from (fact(f, m) for f, m in _spikes(series, story))
     yield from (fact(f, m) for f, m in _scale(series, story))
     if scaled := _loss_scale(series):
         yield Fact(name="precision", value="fp16", where=name, words=scaled)
@@ -58,6 +59,8 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
 def _learns(loss: Column) -> bool:
     """Whether the loss is no higher at the end than it was; below zero it is a likelihood or a reward."""
     values = loss.values[~loss.bad]
+    if _swings(values):
+        return False
     quarter = max(2, len(values) // 4)
     first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
     return last <= first or ((first - last) < 0.02 * abs(first) and loss.steps[0] > 1_000 and last <= 1.02 * first)
@@ -212,7 +215,17 @@ def _rises(series: Series, growth: Told) -> bool:
     return len(rate) >= 2 and bool((np.diff(rate) >= 0).all()) and float(rate[-1]) > 1.2 * float(rate[0]) > 0
 
 
-def _spikes(story: Timeline) -> Iterator[tuple[str, Told]]:
+def _swings(values: Floats) -> bool:
+    """Whether a smooth loss leaps up and comes down again so often that no single spike explains it."""
+    if len(values) < 20 or values.min() <= 0:
+        return False
+    around = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(values, 2, mode="edge"), 5), axis=1)
+    high = values > 1.3 * around
+    smooth = np.abs(values / around - 1)[~high]
+    return bool(high.sum() >= 4 and high.mean() > 0.1 and np.median(smooth) < 0.02)
+
+
+def _spikes(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     """Which course the spikes of the loss took."""
     spikes = [m for m in story.of("spike") if "norm" not in m.column]
     if not spikes:
@@ -223,6 +236,8 @@ def _spikes(story: Timeline) -> Iterator[tuple[str, Told]]:
         yield "spikes-that-stop-recovering", lost[0]
     elif lost and not broke:
         yield "spike-then-plateau", lost[0]
+    elif not lost and series.loss is not None and _swings(series.loss.values[~series.loss.bad]):
+        yield "irregular-spikes", spikes[-1]
     elif not lost and not broke:
         yield "recovers", spikes[-1]
         if any("lead" in m.numbers for m in spikes):
