@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,66 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from diagnosing.folders import PACKED, Folder, load_folders
+from diagnosing.folders import load_folders
 from nanproof.cli.shell import nanproof
 from nanproof.diagnosing import diagnose
 from nanproof.diagnosing.sources.code_signs import read_signs
 
-DEV = load_folders(half="dev")
-WILD = [f for p in sorted(PACKED.parent.glob("folders_*.txt")) for f in load_folders(p, half="dev")]
 PATHS = {f.name: f for f in load_folders()}
-EXPLAINED: dict[str, tuple[int, str]] = {}
-"""Pages are the same in every folder: each is asked for once."""
-
-
-def type_in(command: str) -> tuple[int, str]:
-    """Type a printed command where it was printed."""
-    words = shlex.split(command)
-    assert words[0] == "nanproof"
-    if command in EXPLAINED:
-        return EXPLAINED[command]
-    done = CliRunner().invoke(nanproof, words[1:])
-    if words[1] == "explain":
-        EXPLAINED[command] = done.exit_code, done.output
-    return done.exit_code, done.output
-
-
-def check_commands(commands: tuple[str, ...], text: str) -> None:
-    stated = [c for c in commands if " --fact " in c and c.startswith("nanproof diagnose ")]
-    for command in commands:
-        assert command in text, "the text shows exactly the commands of the record"
-        if command in stated[1:]:
-            continue  # differs from the first in the answer alone, and each answer is tested by itself
-        code, said = type_in(command)
-        assert code in (0, 1), (command, said)
-        assert said.strip()
-
-
-@pytest.mark.parametrize("folder", DEV, ids=lambda f: f.name)
-def test_a_folder_is_understood(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The right cause comes first with evidence, nothing is cleared, and what is printed works."""
-    monkeypatch.chdir(folder.write(tmp_path))
-    done = CliRunner().invoke(nanproof, ["diagnose", "."])
-    found = diagnose(".")
-    assert found.causes[0].name in folder.accept
-    assert all(c.evidence for c in found.causes)
-    assert not found.decided or found.causes[0].name in folder.accept
-    assert found.benign == ("benign" in folder.accept and found.decided)
-    assert done.exit_code == (0 if found.benign else 1)
-    check_commands(found.commands, done.output)
-
-
-@pytest.mark.parametrize("folder", WILD, ids=lambda f: f.name)
-def test_a_folder_from_the_wild_is_never_cleared_or_called_wrong(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cause need not come first, but nothing confident is wrong, and what is printed works."""
-    monkeypatch.chdir(folder.write(tmp_path))
-    found = diagnose(".")
-    assert not found.decided or found.causes[0].name in folder.accept
-    assert not found.benign or "benign" in folder.accept
-    assert all(c.evidence for c in found.causes)
-    check_commands(found.commands, CliRunner().invoke(nanproof, ["diagnose", "."]).output)
 
 
 def test_what_the_log_says_was_in_force_beats_the_code(tmp_path: Path) -> None:

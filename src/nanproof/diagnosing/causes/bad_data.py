@@ -66,6 +66,7 @@ whatever the learning rate or the precision.""",
         con("hints", denied("one-component-nan"), "all loss terms break together"),
         con("suggests", denied("same-epoch-every-run"), "it does not come back with the same batch"),
         con("points", flag("data-clean"), "a scan of the data found nothing"),
+        con("suggests", flag("scale-fell-after-nan"), "NaN goes on with other batches while the scaler skips updates"),
         con(
             "suggests",
             flag("fp32-fine", "only-larger-model", "only-one-gpu-family", "only-multi-gpu", "cpu-fine"),

@@ -250,7 +250,11 @@ def _scale(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     """What the loss scale did; a loss that is NaN by itself brings every scale down, and none cures it."""
     kinds = {"scale-collapse": "loss-scale-collapse", "scale-search": "loss-scale-halving-at-start"}
     broken = [m for m in story.of("nonfinite") if series.loss is not None and m.column == series.loss.name]
+    stays = bool(broken) and series.loss is not None and bool(series.loss.bad[-2:].all())
     for moment in story.of("scale-collapse", "scale-search"):
+        if moment.kind == "scale-search" and stays:
+            yield "scale-fell-after-nan", broken[0]
+            continue
         yield kinds[moment.kind], moment
         if moment.kind == "scale-collapse" and broken and broken[0].row <= moment.row and moment.numbers["before"] > 1:
             yield "scale-fell-after-nan", broken[0]
