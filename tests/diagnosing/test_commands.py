@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from diagnosing import runs
 from diagnosing.folders import PACKED, Folder, load_folders
 from diagnosing.typed import commands_of, complaint, shape
 from nanproof.diagnosing import diagnose
 from nanproof.diagnosing.described import FIELDS
-from nanproof.diagnosing.questions import QUESTIONS
+from nanproof.diagnosing.questions import QUESTIONS, Question
 from nanproof.diagnosing.text import as_text
 
 FIRST = {f.name for f in load_folders()}
@@ -52,10 +54,16 @@ def test_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("write", [runs.scheduler_run, runs.double_fp16_run, runs.autocast_run, runs.incident])
+def test_runs(write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    assert type_new(commands_of(diagnose("."))) == []
+
+
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.name)
-def test_answers(question: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers(question: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer of each question, also of those that none of the folders leads to."""
     monkeypatch.chdir(tmp_path)
-    answers = question.answers  # type: ignore[attr-defined]
-    commands = [f"nanproof diagnose --fact loss=nan --fact {question.name}={a}" for a in answers]  # type: ignore[attr-defined]
+    commands = [f"nanproof diagnose --fact loss=nan --fact {question.name}={a}" for a in question.answers]
     assert type_new(commands) == []
