@@ -321,7 +321,7 @@ def compare_rates(
     rate, value = max(written, key=lambda pair: pair[0])
     where = shorten(value.where, root)
     facts = [Fact(name="lr-wanted", value=rate, where=where)]
-    facts += _off_schedule(configs, series, root) if resumed else ()
+    facts += _off_schedule(configs, series, rate, root) if resumed else ()
     logged = rate_in_force(series, root)
     if logged is None or logged.rate <= 1.05 * rate:
         return facts
@@ -337,8 +337,8 @@ def compare_rates(
     return facts
 
 
-def _off_schedule(configs: Sequence[Config], series: Sequence[Series], root: Path) -> Iterator[Fact]:
-    """A rate that falls where the config has no milestone, or does not fall where it has one."""
+def _off_schedule(configs: Sequence[Config], series: Sequence[Series], base: float, root: Path) -> Iterator[Fact]:
+    """A rate that falls where the config has no milestone, or did not fall where it has one."""
     steps = [(v, m) for c in configs for v in c.settings for m in _milestones(v)]
     first = min((m for _, m in steps), default=0)
     for one in series:
@@ -352,6 +352,13 @@ def _off_schedule(configs: Sequence[Config], series: Sequence[Series], root: Pat
                 words = f"lr stays at {before[0]:g} across step {milestone:,}, a milestone ({_short(value, root)})"
                 yield Fact(name="lr-in-force", value=float(before[0]), where=where, words=words)
                 return
+        passed = [(v, m) for v, m in steps if one.unit == "epoch" and len(rate) and m < rate.steps[0]]
+        if passed and base and rate.values[0] >= 0.99 * base:
+            value, milestone = passed[-1]
+            words = f"lr is still {rate.values[0]:g} at epoch {rate.steps[0]:,}, after milestone {milestone:,}"
+            where_set = f" ({_short(value, root)})"
+            yield Fact(name="lr-in-force", value=float(rate.values[0]), where=where, words=words + where_set)
+            return
         drops = [i for i in range(1, len(rate)) if rate.values[i] <= 0.51 * rate.values[i - 1]]
         # an epoch is never shorter than a step: before the first milestone in either unit nothing may fall
         early = [i for i in drops if 1 < rate.steps[i] < 0.95 * first < 10 * rate.steps[-1]]
@@ -366,7 +373,8 @@ def _off_schedule(configs: Sequence[Config], series: Sequence[Series], root: Pat
 def _milestones(value: Value) -> Iterator[int | float]:
     """Where a setting lowers the rate."""
     given = value.value if isinstance(value.value, tuple) else (value.value,)
-    if value.name in _MILESTONES or (value.name == "step_size" and value.number and value.number > 1):
+    listed = value.name in _MILESTONES or (value.name == "steps" and isinstance(value.value, tuple))
+    if listed or (value.name == "step_size" and value.number and value.number > 1):
         yield from (m for m in given if isinstance(m, int | float) and not isinstance(m, bool))
 
 

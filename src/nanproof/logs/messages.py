@@ -52,6 +52,11 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("distribution", "nan", r"to satisfy the constraint \w+\(.{0,40}found invalid values"),
     ("distribution", "nan", r"the parameter \w+ has invalid values"),
     ("negative-std", "nan", r"normal expects all elements of std >= 0"),
+    (
+        "nan-in-data", "nan",
+        r"\b(?:nan|inf)s?\b.{0,20}\bin (?:the )?"
+        r"(?:observations?|obs|batch|dataset|images?|targets?|labels?|features?)\b",
+    ),
     ("nan-in-file", "nan", r"\bnan (?:detected |found )?in (?:\w+ ){0,2}\w+: ?(?P<file>\S*/\S+|\S+\.\w{2,5})"),
     ("nan-detected", "nan", r"\b(?:nans?|infs?|nan or inf|inf or nan|nan/inf)\b.{0,20}(?:detected|found|encountered)"),
     ("nan-detected", "nan", r"\bcontains? (?:nan|inf)s?\b|\bfound (?:nan|inf)\b|\bnans? in (?:input|the)\b"),

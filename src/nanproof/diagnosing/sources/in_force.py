@@ -61,6 +61,7 @@ _BANNERS: tuple[tuple[str, str, Plain], ...] = (
     (r"mixed[_ ]precision(?: type)?\W+bf16\b", "precision", "bf16"),
     (r"\b(?:grad\w*|weights?|bias|param\w*)\b.{0,80}\bdtype\W{1,3}torch\.(?:float16|half)\b", "weights", "fp16"),
     (r"^YOLOv5\b.*\bCUDA:\d", "precision by default", "fp16 (amp)"),
+    (r"\bUsing mps device|--mps\b", "gpu", "Apple M-series (mps)"),
     (r"\bcompiling the model\b|torch\.compile\b.*(?:enabled|true)", "compile", True),
 )
 _BANNER = [(re.compile(p, re.IGNORECASE), concept, value) for p, concept, value in _BANNERS]

@@ -74,13 +74,19 @@ def _more(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
         if any(m.row == first and m.value is not None and math.isinf(m.value) for m in bad):
             yield "loss-infinite-first", next(m for m in bad if m.row == first)
         for moment in bad:
-            if "ctc" in moment.column.lower() and moment.row == first:
+            if "ctc" in moment.column.lower() and moment.row == first and not _all_bad(series, first):
                 yield "ctc-term-bad", moment
                 break
         if all("last_finite" not in m.numbers for m in bad) and not story.of("resume"):
             yield "nan-from-first-row", bad[0]
     for moment in story.of("lr-negative"):
         yield "lr-negative", moment
+
+
+def _all_bad(series: Series, row: int) -> bool:
+    """Whether the loss has terms without CTC, and all of them are bad in a row."""
+    others = [c for c in series.components if c.role == "component" and "ctc" not in c.name.lower()]
+    return bool(others) and all(bool(c.bad[c.rows == row].any()) for c in others)
 
 
 _BOUNDED = re.compile(r"(?i)(?:^|[^a-z])(?:dice|iou|jaccard|acc|accuracy|f1|precision|recall)(?:[^a-z]|$)(?!.*loss)")
