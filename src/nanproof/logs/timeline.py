@@ -26,6 +26,7 @@ from .moments.scale import find_scale, find_skips
 from .moments.spikes import find_growth, find_spikes
 from .moments.words import find_resumes, find_words
 from .series import Series, Unit
+from .shapes import METRIC
 
 Outcome = Literal["healthy", "hurt", "dead", "stopped", "useless", "empty"]
 _HARD: tuple[MomentKind, ...] = (
@@ -116,7 +117,8 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
 
 
 def _hurts(series: Series, moment: Moment) -> bool:
-    """A NaN in a loss, a norm, a rate or an evaluation; in a metric only where it had a value before."""
+    """A NaN in a loss, a norm, a rate, a perplexity or an evaluation; in a metric only where it had a value before."""
     if moment.kind != "nonfinite":
         return False
-    return series.columns[moment.column].role != "other" or moment.numbers["count"] < moment.numbers["points"]
+    known = series.columns[moment.column].role != "other" or METRIC.search(moment.column.encode()) is not None
+    return known or moment.numbers["count"] < moment.numbers["points"]
