@@ -125,13 +125,13 @@ def test_fp16_by_a_config_key_without_a_scaler(tmp_path: Path) -> None:
     assert "no GradScaler in the code" in found.evidence[0]
 
 
-def test_a_schedule_that_starts_anew_at_a_resume(tmp_path: Path) -> None:
+def test_a_schedule_that_starts_again_at_a_resume(tmp_path: Path) -> None:
     rows = [f"step {i} loss {3 - i / 100:.3f} lr {1e-4 * (1 - i / 200):.3g}" for i in range(0, 36, 3)]
     again = [f"step {i} loss {2.4 - i / 1000:.3f} lr {1e-4 * (1 - (i - 36) / 200):.3g}" for i in range(36, 72, 3)]
     (tmp_path / "train.log").write_text("\n".join([*rows, "Resuming from checkpoint ckpt/last.pt", *again]) + "\n")
     first = diagnose(tmp_path).causes[0]
     assert first.name == "scheduler-state-on-resume"
-    assert any("starts anew" in e for e in first.evidence)
+    assert any("starts again" in e for e in first.evidence)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from .moments.words import find_resumes, find_words
 from .series import Series, Unit
 from .shapes import METRIC
 
-Outcome = Literal["healthy", "hurt", "dead", "stopped", "useless", "empty"]
+Outcome = Literal["healthy", "intermittent", "dead", "stopped", "useless", "empty"]
 _HARD: tuple[MomentKind, ...] = (
     "nonfinite", "hidden-nan", "masked-loss", "zero-loss", "scale-collapse", "message", "exception", "hardware",
     "nan-iterations", "incident", "dead",
@@ -43,8 +43,8 @@ class Timeline:
     source: str
     unit: Unit
     outcome: Outcome
-    """healthy; hurt: non-finite at times, finite at the end; dead: non-finite at the end; stopped: by an exception;
-    useless: finite, but flat, at chance or without labels; empty: nothing was read."""
+    """healthy; intermittent: non-finite at times, finite at the end; dead: non-finite at the end; stopped: by an
+    exception; useless: finite, but flat, at chance or without labels; empty: nothing was read."""
     moments: tuple[Moment, ...]
     order: tuple[str, ...]
     """The columns that became non-finite, the first first."""
@@ -109,7 +109,7 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
     if kinds & {"exception", "hardware"} or any(m.kind == "stop" and m.name != "early-stopping" for m in moments):
         return "stopped"
     if kinds & {"hidden-nan", "message", "nan-iterations"} or any(_hurts(series, m) for m in moments):
-        return "hurt"
+        return "intermittent"
     grown = any(m.kind == "growth" and series.columns[m.column].role != "grad_norm" for m in moments)
     wrong = {"masked-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
     fell = any(m.kind == "negative-loss" and m.numbers["lowest"] < BOTTOM for m in moments)

@@ -237,7 +237,7 @@ def _spikes(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     if not spikes:
         return
     lost = [m for m in spikes if not m.benign]
-    broke = story.outcome in ("dead", "hurt", "stopped")
+    broke = story.outcome in ("dead", "intermittent", "stopped")
     if lost and len(spikes) - len(lost) >= 2:
         yield "spikes-that-stop-recovering", lost[0]
     elif lost and not broke:
@@ -292,10 +292,10 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
         return
     yield "resumed", f"resumed at {story.unit} {found[-1].step:,}"
     both = [m.numbers for m in found if {"lr_before", "lr_after"} <= set(m.numbers)]
-    back = next((m for m in found if _starts_anew(series, m)), None)
+    back = next((m for m in found if _starts_again(series, m)), None)
     if back is not None and not jumps:
         lr = back.numbers
-        words = f"lr fell to {lr['lr_before']:.3g} before the resume and starts anew at {lr['lr_after']:.3g}"
+        words = f"lr fell to {lr['lr_before']:.3g} before the resume and starts again at {lr['lr_after']:.3g}"
         yield "lr-discontinuity", words
     elif not jumps and both and all(_near(n["lr_before"], n["lr_after"], 1.25) for n in both):
         yield "lr-continuous", f"lr {both[-1]['lr_before']:.3g} before the resume, {both[-1]['lr_after']:.3g} after"
@@ -308,7 +308,7 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
         )
 
 
-def _starts_anew(series: Series, resume: Told) -> bool:
+def _starts_again(series: Series, resume: Told) -> bool:
     """Whether a rate that only fell before a resume is higher after it, if by little: the schedule lost its place."""
     if series.lr is None or not {"lr_before", "lr_after"} <= set(resume.numbers):
         return False
