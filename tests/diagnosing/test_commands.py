@@ -19,6 +19,7 @@ from nanproof.diagnosing.text import as_text
 FIRST = {f.name for f in load_folders()}
 FOLDERS = [f for p in sorted(PACKED.parent.glob("folders*.txt")) for f in load_folders(p)]
 OWN = [json.loads(line) for line in PACKED.with_name("incidents_own.jsonl").read_text().splitlines()]
+SCREEN = 50
 TYPED: set[str] = set()
 """Shapes of commands that were typed already; ``score_diagnose.py --commands`` types them all."""
 
@@ -39,8 +40,10 @@ def test_a_folder(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(c.evidence for c in found.causes)
     if folder.name in FIRST and int(folder.name) % 2 == 0:
         assert found.causes[0].name in folder.accept
-    text = as_text(found)
+    text = as_text(found, width=100)
     assert all(c in text for c in found.commands), "the text shows exactly the commands of the record"
+    assert text.split() == as_text(found, width=60).split(), "no word is broken on a narrow terminal"
+    assert text.count("\n") < SCREEN
     assert type_new(commands_of(found)) == []
 
 
