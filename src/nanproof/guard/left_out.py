@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..tensors import tensors_in
@@ -21,6 +22,9 @@ from .forward_capture import ForwardCapture
 from .signals import level_flag
 from .step import Pass
 
+FOLLOWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+"""Whether outputs and losses can be followed: in older versions a weak reference may leave autograd with a broken
+tensor, and tensors may be found in the heap that raise when they are looked at. Inputs are looked at in all."""
 STEPS = 2
 """A generator's output waits for its backward pass while the discriminator takes a step."""
 WAITING = 16
@@ -73,7 +77,7 @@ class Calls:
     def end(self, module: nn.Module, output: Any) -> None:
         """The call that began last has an output."""
         if self._now:
-            self._now[-1].outputs = [weakref.ref(t) for _, t in tensors_in(output)]
+            self._now[-1].outputs = [weakref.ref(t) for _, t in tensors_in(output)] if FOLLOWS else []
             self._now[-1].capture.after(module, output)
 
     def joined(self) -> tuple[Any, ForwardCapture]:
@@ -126,6 +130,8 @@ class Calls:
 
     def _new_losses(self) -> list[Tensor]:
         """Scalars with a graph that the script holds and that no backward pass began with."""
+        if not FOLLOWS:
+            return []
         self._searches += 1
         young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
         objects = young if self._searches > WHOLE else gc.get_objects()
@@ -136,7 +142,7 @@ class Calls:
         return new
 
     def _remember(self, losses: list[Tensor]) -> None:
-        for loss in losses:
+        for loss in losses if FOLLOWS else ():
             forget = functools.partial(_forget, self._known, id(loss))
             self._known[id(loss)] = weakref.ref(loss, forget)
 
