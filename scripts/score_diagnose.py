@@ -11,11 +11,9 @@ it: a random order of the causes, and the most common cause of the other cases.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -24,10 +22,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "diagnosing"))
+sys.path.insert(0, str(ROOT / "tests"))
 
-from folders import Folder, load_folders  # noqa: E402
-
+from diagnosing.folders import Folder, load_folders  # noqa: E402
+from diagnosing.typed import commands_of, complaint  # noqa: E402
 from nanproof.diagnosing import Diagnosis, diagnose, diagnose_evidence  # noqa: E402
 from nanproof.diagnosing.bugs import find_bugs  # noqa: E402
 from nanproof.diagnosing.causes import all_causes  # noqa: E402
@@ -40,11 +38,7 @@ from nanproof.errors import UsageError  # noqa: E402
 WORDS = ("strong", "likely", "possible")
 WANTED = {"strong": 0.95, "likely": 0.80}
 FOLDS = 10
-TRAINING_SECONDS = 60
-NOT_STARTED = re.compile(
-    r"ModuleNotFoundError|ImportError|FileNotFoundError|NameError|unrecognized arguments|the following arguments are"
-)
-"""How a training ends that could not begin."""
+PAGES: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,23 +117,28 @@ def _cases(path: Path, half: str, commands: bool) -> Iterator[Case]:
         for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
             incident = json.loads(line)
             cause = incident.get("confirmed_cause") or incident["cause"]
-            evidence, _ = read_description({k: incident[k] for k in FIELDS if k in incident})
-            name, diagnosis = incident.get("id", "?"), diagnose_evidence(evidence)
-            yield Case(name=name, accept=(cause,), diagnosis=diagnosis, best=_best(evidence))
+            described = {k: incident[k] for k in FIELDS if k in incident}
+            evidence, _ = read_description(described)
+            with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+                Path("incident.json").write_text(json.dumps(described), encoding="utf-8")
+                diagnosis = diagnose(evidence="incident.json")
+                failed = tuple(_failing(diagnosis, PAGES)) if commands else ()
+            name = incident.get("id", "?")
+            yield Case(name=name, accept=(cause,), diagnosis=diagnosis, best=_best(evidence), failed=failed)
         return
     for folder in load_folders(path, half=half):  # type: ignore[arg-type]
-        yield _diagnose(folder, commands)
+        yield _diagnose(folder, PAGES if commands else None)
 
 
-def _diagnose(folder: Folder, commands: bool) -> Case:
-    with tempfile.TemporaryDirectory() as scratch:
-        root = folder.write(Path(scratch, "run"))
+def _diagnose(folder: Folder, pages: set[str] | None) -> Case:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(folder.write(Path(scratch, "run"))):
+        root = Path()
         try:
             diagnosis = diagnose(root)
         except UsageError:  # a folder in which it finds nothing to read is a miss
             return Case(name=folder.name, accept=folder.accept, diagnosis=diagnose_evidence(Evidence.of()))
         best = _best(Evidence.of(*read_run([root]).part.facts))
-        failed = tuple(_failing(root)) if commands else ()
+        failed = tuple(_failing(diagnosis, pages)) if pages is not None else ()
         return Case(name=folder.name, accept=folder.accept, diagnosis=diagnosis, best=best, failed=failed)
 
 
@@ -147,36 +146,12 @@ def _best(evidence: Evidence) -> Ranked | None:
     return next((r for r in rank(evidence.plus(*find_bugs(evidence))) if r.supported), None)
 
 
-def _failing(root: Path) -> Iterator[str]:
-    """The printed commands that fail, typed as they stand in a copy of the folder."""
-    told = subprocess.run(
-        [sys.executable, "-m", "nanproof", "diagnose", ".", "--json"], cwd=root, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    answer = json.loads(told.stdout)
-    for command in answer["commands"]:
-        copy = root.with_name("copy")
-        shutil.copytree(root, copy)
-        code, said = _type(command, copy)
-        shutil.rmtree(copy)
-        trains = command.startswith("nanproof run ")
-        fine = code in (0, 1, 66, None) and not NOT_STARTED.search(said) if trains else code in (0, 1)
-        if not fine or not said.strip():
-            yield f"{command} → {code}: {said.strip()[-200:]}"
-
-
-def _type(command: str, folder: Path) -> tuple[int | None, str]:
-    """Exit code and output of a command; a training that still runs when its time is over has no code."""
-    words = command.replace("nanproof ", f"exec {sys.executable} -m nanproof ", 1)
-    with subprocess.Popen(
-        words, shell=True, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            said = process.communicate(timeout=TRAINING_SECONDS if " run " in command else 300)[0]
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            return None, process.communicate()[0]
-        return process.returncode, said
+def _failing(diagnosis: Diagnosis, pages: set[str]) -> Iterator[str]:
+    """The commands that fail or do nothing, typed as they stand; a page is the same everywhere and read once."""
+    for command in commands_of(diagnosis):
+        if command not in pages and (said := complaint(command)):
+            yield said
+        pages |= {command} if command.startswith("nanproof explain ") else set()
 
 
 def _report(cases: list[Case], *, misses: bool, commands: bool) -> Iterator[str]:

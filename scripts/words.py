@@ -81,13 +81,9 @@ QUOTED = ("scripts/words.py", "src/nanproof/diagnosing/wording.toml", "src/nanpr
 # To be cleaned: take a line out when its files are. The check counts what is left in them.
 LATER = (
     "src/nanproof/linting/",
-    "src/nanproof/diagnosing/",
-    "src/nanproof/logs/",
-    "src/nanproof/config/",
     "src/nanproof/run/",
     "src/nanproof/integrations/",
     "src/nanproof/guard/",
-    "docs/logs.md",
     "tests/",
     "scripts/",
     "benchmarks/",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from diagnosing.typed import commands_of, complaint
+from nanproof import diagnose
 from nanproof.cases import find, find_all
 from nanproof.cases.claims import Judgement, Runs, judge_by_fate
 from nanproof.cases.compare import Comparison, Judged, claims_table, variants_table
@@ -19,6 +22,7 @@ from nanproof.cases.result import Result
 from nanproof.cases.story import stages, tell_story
 from nanproof.cli.case import command
 from nanproof.cli.explain import command as explain
+from support.trainings import Train
 
 RUN = Result(
     case="radiodiff", config="original", seed=0, steps=100, first_bad_step=51, skipped=0, loss=float("nan"), metric="m",
@@ -155,6 +159,22 @@ def test_stages_are_commands_that_a_user_types(tmp_path: Path) -> None:
     assert typed[0].startswith("python -m nanproof.cases.radiodiff.train")
     assert typed[1].startswith("nanproof scan")
     assert typed[2].startswith("nanproof diagnose")
+
+
+@pytest.mark.parametrize(
+    ("case", "trained"),
+    [("radiodiff", {}), ("radiodiff", {"policy": "default"}), ("lora-sft", {}), ("mm-ldlm", {}), ("restran-mhc", {})],
+)
+def test_every_command_that_diagnose_prints(
+    case: str, trained: dict[str, str], train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In copies of the trained folders, as harden writes a file; shared pages are read in tests/diagnosing."""
+    found = train(case, **trained)  # type: ignore[arg-type]
+    shutil.copytree(found.guard if trained else found.folder, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    printed = [c for c in commands_of(diagnose("run")) if " explain " not in c]
+    assert printed or case == "mm-ldlm"
+    assert [said for c in printed if (said := complaint(c))] == []
 
 
 @pytest.mark.slow

@@ -100,5 +100,6 @@ def _expand(lines: list[str]) -> Iterator[str]:
         span, _, template = line[3:].partition(": ")
         for i in eval(span, {"range": range}):
             yield eval(
-                "f" + repr(template).replace("\\\\n", "\\n").replace("\\\\t", "\\t"), {"i": i, "max": max, "min": min}
+                "f" + repr(template).replace("\\\\n", "\\n").replace("\\\\t", "\\t"),
+                {"i": i, "max": max, "min": min, "chr": chr},
             )

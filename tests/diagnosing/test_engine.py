@@ -10,12 +10,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanproof.cli.shell import nanproof
-from nanproof.diagnosing import Evidence, Fact, diagnose, diagnose_evidence
+from nanproof.diagnosing import Evidence, Fact, diagnose_evidence
 from nanproof.diagnosing import cause as cause_module
 from nanproof.diagnosing.cause import Cause
 from nanproof.diagnosing.causes import all_causes
@@ -339,19 +337,3 @@ def test_what_speaks_is_cited_with_its_place() -> None:
 
 def test_softmax_of_large_scores() -> None:
     assert softmax([1000.0, 0.0]) == [1.0, 0.0]
-
-
-def test_every_command_for_our_incidents_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page, and one call for each question that is asked."""
-    monkeypatch.chdir(tmp_path)
-    commands: dict[str, str] = {}
-    for incident in OWN:
-        path = Path(f"{incident['id']}.json")
-        path.write_text(json.dumps({k: incident[k] for k in FIELDS if k in incident}))
-        for command in diagnose(evidence=path).commands:
-            commands.setdefault(command.rpartition(" ")[2], command)
-    assert len(commands) > 20
-    for command in commands.values():
-        done = CliRunner().invoke(nanproof, shlex.split(command)[1:])
-        assert done.exit_code in (0, 1), (command, done.output)
-        assert done.output.strip()

@@ -46,7 +46,7 @@ def test_rotation_reads_the_old_file_to_its_end(tmp_path: Path) -> None:
         path.rename(tmp_path / "train.log.1")
         append(path, line(4))
         assert points(follower.poll().loss) == [(3, 2.5), (4, 2.5)]
-        assert [e.name for e in follower.series.events] == ["begins-anew"]
+        assert [e.name for e in follower.series.events] == ["starts-over"]
         assert len(follower.series.segments) == 1
 
 

@@ -35,6 +35,9 @@ LAYOUTS = {
     "arrow": "batch {1} => loss -> {0}",
     "table": "| {1} | {0} |",
     "epoch-colon": "epoch {1}: {0}",
+    "norm-behind": "step {1} loss {0} grad_norm 1.1 lr 0.001",
+    "step-behind": "loss {0} step {1} lr 0.001",
+    "megatron": "iteration {1}/ 100 | lm loss: {0} | grad norm: 1.118 | number of nan iterations:   0 |",
 }
 
 
@@ -80,10 +83,23 @@ BEFORE = (
     "", "[{i}] ", "step {i} ", "Epoch {i}: ", "Iter {i}/100 ", "2024-01-02 10:00:{i:02d} INFO ", "{i}) ", "epoch={i}, ",
     "[Train] [{i}] ", "#{i} ", ">>> it {i} | ", "Round {i} -- ", "rank0: step {i}: ", "E{i} acc 0.31 ",
 )  # fmt: skip
-AFTER = ("", " lr 0.001", ", acc: 0.5", " (1.2s/it)", " | time 3.4", " ok", ", lr=1e-4, mem=12GB")
+AFTER = (
+    "",
+    " lr 0.001",
+    " grad_norm 1.1",
+    " step 7",
+    " batch 3/40",
+    " iter 9 lr 0.1",
+    " | grad norm: 0.5",
+    ", acc: 0.5",
+    " (1.2s/it)",
+    " | time 3.4",
+    " ok",
+    ", lr=1e-4, mem=12GB",
+)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_one_nan_in_layouts_that_nobody_wrote(seed: int) -> None:
     """Names, separators, spellings and surroundings put together at random."""
     dice = random.Random(seed)

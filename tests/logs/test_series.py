@@ -144,7 +144,7 @@ def test_segments_and_what_they_are_not() -> None:
 
     unnamed = collect([{"batch": i, "loss": 1.0} for _ in range(4) for i in range(5)])
     assert unnamed.columns["loss"].steps.tolist() == list(range(20))
-    assert "starts anew 3 times" in unnamed.notes[0]
+    assert "restarts 3 times" in unnamed.notes[0]
 
     ranks = collect([{"step": s + (r == 1), "loss": 1.0} for s in range(100) for r in (1, 0)])
     assert len(ranks.segments) == 1

@@ -77,11 +77,11 @@ def test_which_part_went_first() -> None:
     assert story.first.text == "loss_cls is NaN since step 50; the last finite value was 1 at step 49"
 
 
-def test_nan_at_single_steps_is_hurt_not_dead() -> None:
+def test_nan_at_single_steps_is_intermittent_not_dead() -> None:
     loss = noise(200)
     loss[[30, 90, 150]] = NAN
     story = story_of(range(200), loss=loss)
-    assert story.outcome == "hurt"
+    assert story.outcome == "intermittent"
     assert story.dead is None
     assert story.first is not None
     assert story.first.text.startswith("loss is NaN at 3 points (steps 30, 90, 150) and finite between")
@@ -276,13 +276,13 @@ def test_skipped_steps_by_count_and_by_words() -> None:
     )
     assert story.of("skipped")[0].value == 25
     assert story.of("nan-iterations")[0].step == 49
-    assert story.outcome == "hurt"
+    assert story.outcome == "intermittent"
     words = "".join(
         f"iter {i}: loss {3 - i / 20}\nGradient overflow.  Skipping step, reducing loss scale to 32768.0\n"
         for i in range(9)
     )
     (overflow,) = timeline(read_text(words)).of("overflow")
-    assert overflow.text == "the log tells of 9 overflows (steps 0 to 8)"
+    assert overflow.text == "the log reports 9 overflows (steps 0 to 8)"
     assert overflow.line == 2
 
 

@@ -112,7 +112,7 @@ def _fp16_weights(found: Effective, meaning: Meaning) -> Iterator[Problem]:
     row = next(
         (r for r in found.rows if r.effective and r.dtype == "float16" and r.what in ("weights", "Lightning")), None
     )
-    if row is None or found.trained != "float16" or found.quantised or meaning.get("lr") is None:
+    if row is None or found.trained != "float16" or found.quantized or meaning.get("lr") is None:
         return
     under = f" under fp16 autocast ({found.by.where})" if found.by is not None and found.by.what != "weights" else ""
     yield Problem(

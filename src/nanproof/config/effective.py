@@ -37,7 +37,7 @@ class Effective:
     """The format of the weights that the optimizer changes."""
     states: str
     lora: bool
-    quantised: bool
+    quantized: bool
     rows: tuple[Row, ...]
 
     @property
@@ -68,13 +68,13 @@ def find_effective(settings: Settings, project: Project) -> Effective:
         by, sure = loaded, True
     compute = by.dtype or "float32" if by is not None else "float32"
     lora = _has_lora(meaning, calls)
-    quantised = any(is_on(v) for v in meaning.all("load_in_4bit")) or any(c.name == "BitsAndBytesConfig" for c in calls)
+    quantized = any(is_on(v) for v in meaning.all("load_in_4bit")) or any(c.name == "BitsAndBytesConfig" for c in calls)
     trained = "float32" if lora or _uses_deepspeed(settings, rows) else weights
     rows = [replace(r, effective=r is by or r is loaded) for r in rows]
     return Effective(
         stack=stack, compute=compute, by=next((r for r in rows if r.effective and r.what != "weights"), by), sure=sure,
         scaler=_scaler(stack, by, compute, rows, project), weights=weights, trained=trained, states=trained, lora=lora,
-        quantised=quantised, rows=tuple(rows),
+        quantized=quantized, rows=tuple(rows),
     )  # fmt: skip
 
 

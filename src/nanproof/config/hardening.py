@@ -68,7 +68,7 @@ class Hardening:
 
     @property
     def beside(self) -> Path:
-        """Where the variant goes unless told otherwise: ``config_stable.yaml``."""
+        """Where the variant goes by default: ``config_stable.yaml``."""
         path = Path(self.path)
         return path.with_name(f"{path.stem}_stable{path.suffix}")
 

@@ -83,7 +83,7 @@ _KNOWN = (
     ),
     Hardware(
         name="CPU", pattern=r"\bcpu\b|\bxeon\b|\bepyc\b", bf16=True,
-        note="fast only with AVX512_BF16 or AMX; fp16 is slow, and autocast on cpu means bf16 unless told otherwise",
+        note="fast only with AVX512_BF16 or AMX; fp16 is slow, and autocast on cpu is bf16 by default",
     ),
 )  # fmt: skip
 _CAPABILITY = re.compile(r"(?:sm_?|compute capability\s*|cc\s*)(\d+)[.]?(\d)|^(\d{1,2})\.(\d)$")

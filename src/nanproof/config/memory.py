@@ -42,7 +42,7 @@ WAYS = {
 
 
 def bytes_of(way: Bytes, parameters: int, trainable: int | None = None) -> int:
-    """Bytes for a model of so many parameters, of which ``trainable`` are trained (all unless told)."""
+    """Bytes for a model of so many parameters, of which ``trainable`` are trained (default: all)."""
     trained = parameters if trainable is None else min(trainable, parameters)
     return trained * way.all + (parameters - trained) * way.weights
 

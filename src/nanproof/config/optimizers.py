@@ -19,7 +19,7 @@ _NO_RATE = re.compile(r"prodigy|dadapt|d_adapt|dadam|adafactor|schedule_?free|me
 def optimizer_of(settings: Settings, meaning: Meaning) -> str:
     """The optimizer's name; '' when nothing tells.
 
-    The trainers of HF use AdamW unless told otherwise.
+    The HF trainers use AdamW by default.
     """
     for value in meaning.all("optimizer"):
         if value.known and isinstance(value.value, str) and value.value:

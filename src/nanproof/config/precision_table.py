@@ -87,7 +87,7 @@ def _ends(found: Effective, machine: Hardware | None, project: Project) -> Itera
     where = found.by.where if found.by is not None else "nothing asks for another"
     yield Row(what="optimizer states", setting="", says="follow the trained weights", dtype=found.states, where="")
     if project.fact("gpu"):
-        has = "not known here" if machine is None else f"bf16 {'yes' if machine.bf16 else 'no'}"
+        has = "unknown" if machine is None else f"bf16 {'yes' if machine.bf16 else 'no'}"
         name = machine.name if machine else project.fact("gpu")
         yield Row(what="hardware", setting=name, says=has, dtype=None, where="", note=machine.note if machine else "")
     sure = "" if found.sure else "as far as the files tell"
@@ -118,7 +118,7 @@ def _notes(found: Effective, machine: Hardware | None, meaning: Meaning) -> Iter
         )
     if found.compute == "bfloat16" and any(r.what == "scaler" and r.says == "present" for r in found.rows):
         yield "the GradScaler has nothing to do: bfloat16 has the range of float32"
-    if found.compute == "float16" and found.weights == "float16" and (found.lora or found.quantised):
+    if found.compute == "float16" and found.weights == "float16" and (found.lora or found.quantized):
         yield "the frozen weights compute in float16: activations above 65504 overflow; bfloat16 does not"
     if found.compute == "float16" and found.scaler:
         yield "float16 overflows above 65504 and loses what is below 6e-08; the scaler protects gradients only"

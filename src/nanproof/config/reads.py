@@ -96,7 +96,7 @@ def _convert(node: ast.AST, converted: set[str]) -> None:
 
 
 def _swallow(code: Code, node: ast.AST, own: set[str]) -> Iterable[str]:
-    """The sections that a node hands on whole."""
+    """The sections that a node passes on whole."""
     if isinstance(node, ast.For | ast.comprehension):
         held = _section(node.iter)
         return [held] if held is not None else []

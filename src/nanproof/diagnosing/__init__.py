@@ -1,4 +1,4 @@
-"""From the wreck to the cause: evidence, the causes that it speaks for, what would decide, and the repair.
+"""From a broken run to its cause: evidence, ranked causes, the question that would decide, and the repair.
 
     from nanproof import diagnose
 

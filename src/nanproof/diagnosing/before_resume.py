@@ -70,7 +70,7 @@ class Clearance:
 
 
 def check_before_resume(checkpoint: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]] = ()) -> Clearance:
-    """Run the protocol for one checkpoint. ``paths`` are where config and code are; this folder unless told."""
+    """Run the protocol for one checkpoint. ``paths`` are where config and code are; default: this folder."""
     found = [c for c in discover([checkpoint]) if c.items]
     if len(found) != 1:
         raise UsageError(

@@ -21,7 +21,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
-    """What makes a cause impossible, whatever else speaks for it."""
+    """What makes a cause impossible, whatever the other evidence."""
 
     when: Test
     says: str

@@ -1,4 +1,4 @@
-"""The small language in which causes say what speaks for them and against them.
+"""The small language in which causes declare the evidence for and against them.
 
 >>> from nanproof.diagnosing.evidence import Evidence, Fact
 >>> clue = Clue(weight=2.0, when=both(flag("nan-after-first-step"), value("weights", "fp16")), says="fp16 weights")

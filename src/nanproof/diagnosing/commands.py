@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ..config.hardening import harden
 from ..config.launch import programs
 from ..errors import NanproofError
+from ..linting import lint
 from .evidence import Fact
 from .sources.typed import typed_commands
 
@@ -101,7 +102,9 @@ class Commands:
         for file, codes in list(by_file.items())[:1]:
             path = next((p for p in (Path(file), self._run.places.root / file) if p.is_file()), None)
             if path is not None:
-                yield f"nanproof lint {_path(path)} --select {','.join(sorted(set(codes)))}"
+                chosen = sorted(set(codes))
+                info = "" if lint([path], select=chosen) else " --info"  # all of them are unconfirmed
+                yield f"nanproof lint {_path(path)} --select {','.join(chosen)}{info}"
 
     def _harden(self, cause: str) -> Iterator[str]:
         assert self._run is not None
@@ -153,6 +156,9 @@ def _can_start(script: Path, arguments: list[str]) -> bool:
     if not (".backward(" in text or ".train()" in text or ".fit(" in text or ".learn(" in text):
         return False
     if "required=True" in text.replace(" ", "") and not arguments:
+        return False
+    flags = {a.partition("=")[0] for a in arguments if a.startswith("--")}
+    if "ArgumentParser(" in text and ".parse_args(" in text and not all(f in text for f in flags):
         return False
     defined, used, star = _names(tree)
     if not star and used - defined - set(dir(builtins)) - {"__file__", "__name__", "__doc__"}:

@@ -89,7 +89,7 @@ def _flags(value: Any, notes: list[str]) -> Iterator[Fact]:
 
 
 def _series(value: Any, notes: list[str]) -> Iterator[Fact]:
-    """Numbers as they are, "nan" as a number, other words as a description; a prefix such as "exp2:" starts anew."""
+    """Numbers as they are, "nan" as a number, other words as prose; a prefix such as "exp2:" starts another run."""
     if value is not None and not isinstance(value, list):
         notes.append("ignored: series is not a list")
         return

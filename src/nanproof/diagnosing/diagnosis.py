@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 8
 Verdict = Literal["broken", "healthy", "unknown"]
-_SYMPTOMS = ("onset", "about", "mechanism", "bad-leaf", "origin", "known-bug", "checkpoint-nonfinite", "xid-error")
+_SYMPTOMS = ("onset", "about", "mechanism", "bad-leaf", "origin", "known-bug", "checkpoint-nonfinite", "xid-error",
+             "lr-in-force")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

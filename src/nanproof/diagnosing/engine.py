@@ -6,8 +6,8 @@
 ('scheduler-state-on-resume', 'likely')
 
 Each cause starts from how common it is and adds the weights of the clues that speak. A cause that the evidence excludes
-is left out, whatever speaks for it. Confidence rests on two things: the lead over the others, and how much speaks for
-the cause at all; a lead over nothing is no finding.
+is left out, whatever its evidence. Confidence rests on two things: the lead over the others, and how much evidence
+there is for the cause at all; a lead over nothing is no finding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Confidence = Literal["strong", "likely", "possible"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """From where on a cause is called strong or likely: its share of the probability, and what speaks for it.
+    """From where on a cause is called strong or likely: its share of the probability, and its evidence.
 
     The weights are log-odds of evidence beyond prose. `scripts/score_diagnose.py` chooses them by cross-validation.
     """
@@ -53,12 +53,12 @@ class Ranked:
 
     @property
     def weight(self) -> float:
-        """How much speaks for it, apart from how common it is."""
+        """The evidence for it, apart from how common it is."""
         return sum(c.weight for c, _ in self.speaking)
 
     @property
     def hard(self) -> float:
-        """How much speaks for it beyond words in prose, less what speaks against it."""
+        """The evidence for it beyond prose, less the evidence against it."""
         return sum(c.weight for c, facts in self.speaking if c.weight < 0 or not _prose(facts))
 
     @property

@@ -128,7 +128,7 @@ QUESTIONS = (
     ),
     Question(
         name="new_parameters",
-        asks="does the log name newly initialised weights?",
+        asks="does the log name newly initialized weights?",
         answers={"yes": "newly-initialised", "no": "!newly-initialised"},
     ),
     Question(name="ctc", asks="is there a CTC loss?", answers={"yes": "about=ctc", "no": "!ctc"}),

@@ -13,6 +13,7 @@ from typing import TypeVar
 from ..checkpoint.config import differences
 from ..checkpoint.report import ScanReport
 from ..config.launch import read_launch
+from ..config.value import Value
 from ..logs import Series
 from ..logs.readers.notebook import read_notebook
 from ..logs.timeline import timeline
@@ -320,7 +321,7 @@ def compare_rates(
     rate, value = max(written, key=lambda pair: pair[0])
     where = shorten(value.where, root)
     facts = [Fact(name="lr-wanted", value=rate, where=where)]
-    facts += _passed_milestone(configs, series, root) if resumed else ()
+    facts += _off_schedule(configs, series, rate, root) if resumed else ()
     logged = rate_in_force(series, root)
     if logged is None or logged.rate <= 1.05 * rate:
         return facts
@@ -336,23 +337,49 @@ def compare_rates(
     return facts
 
 
-def _passed_milestone(configs: Sequence[Config], series: Sequence[Series], root: Path) -> Iterator[Fact]:
-    """A step at which the config lowers the rate, and the log shows that nothing changed there."""
-    steps = [(v, m) for c in configs for v in c.settings if v.name in _MILESTONES and isinstance(v.value, tuple)
-             for m in v.value if isinstance(m, int | float)]  # fmt: skip
+def _off_schedule(configs: Sequence[Config], series: Sequence[Series], base: float, root: Path) -> Iterator[Fact]:
+    """A rate that falls where the config has no milestone, or did not fall where it has one."""
+    steps = [(v, m) for c in configs for v in c.settings for m in _milestones(v)]
+    first = min((m for _, m in steps), default=0)
     for one in series:
-        if one.lr is None or one.unit != "step":
+        if one.lr is None or not steps:
             continue
         rate = one.lr.only(~one.lr.bad)
-        for value, milestone in steps:
+        where = name_in(root, one.source)
+        for value, milestone in steps if one.unit == "step" else ():
             before, after = rate.values[rate.steps < milestone][-3:], rate.values[rate.steps > milestone][:3]
             if len(before) == len(after) == 3 and len({*before.tolist(), *after.tolist()}) == 1:
-                where = name_in(root, one.source)
-                words = (
-                    f"lr stays at {before[0]:g} across step {milestone:,}, a milestone ({shorten(value.where, root)})"
-                )
+                words = f"lr stays at {before[0]:g} across step {milestone:,}, a milestone ({_short(value, root)})"
                 yield Fact(name="lr-in-force", value=float(before[0]), where=where, words=words)
                 return
+        passed = [(v, m) for v, m in steps if one.unit == "epoch" and len(rate) and m < rate.steps[0]]
+        if passed and base and rate.values[0] >= 0.99 * base:
+            value, milestone = passed[-1]
+            words = f"lr is still {rate.values[0]:g} at epoch {rate.steps[0]:,}, after milestone {milestone:,}"
+            where_set = f" ({_short(value, root)})"
+            yield Fact(name="lr-in-force", value=float(rate.values[0]), where=where, words=words + where_set)
+            return
+        drops = [i for i in range(1, len(rate)) if rate.values[i] <= 0.51 * rate.values[i - 1]]
+        # an epoch is never shorter than a step: before the first milestone in either unit nothing may fall
+        early = [i for i in drops if 1 < rate.steps[i] < 0.95 * first < 10 * rate.steps[-1]]
+        if early and len(drops) <= 5:
+            i, value = early[0], steps[0][0]
+            fell = f"lr falls from {rate.values[i - 1]:g} to {rate.values[i]:g} at {one.unit} {rate.steps[i]:,}"
+            words = f"{fell}; the config lowers it first at {first:,} ({_short(value, root)})"
+            yield Fact(name="lr-in-force", value=float(rate.values[i]), where=where, words=words)
+            return
+
+
+def _milestones(value: Value) -> Iterator[int | float]:
+    """Where a setting lowers the rate."""
+    given = value.value if isinstance(value.value, tuple) else (value.value,)
+    listed = value.name in _MILESTONES or (value.name == "steps" and isinstance(value.value, tuple))
+    if listed or (value.name == "step_size" and value.number and value.number > 1):
+        yield from (m for m in given if isinstance(m, int | float) and not isinstance(m, bool))
+
+
+def _short(value: Value, root: Path) -> str:
+    return shorten(value.where, root)
 
 
 def _restores(report: ScanReport) -> str:

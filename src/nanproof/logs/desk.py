@@ -55,7 +55,8 @@ _CODE = re.compile(rb"^\s*(?:raise [A-Za-z]|File \"|assert |return |print\(|if .
 _OF = re.compile(rb"\d+\s*(?:/|of)\s*\d+")
 # a NaN that stands where a value would
 _NAN_VALUE = re.compile(
-    rb"(?i)(?:[:=,(\[|\t>~<'\"-]|\d|  |\b(?:is|was|became|got|of|to) |\b(?:np|numpy|torch|math|float\d*)[.(])\s*"
+    rb"(?i)(?:[:=,(\[|\t>~<'\"-]|\d|  |\b(?:is|was|became|got|(?<!number )of|to) "
+    rb"|\b(?:np|numpy|torch|math|float\d*)[.(])\s*"
     rb"[-+]?nan(?![a-z_])|\s[-+]?nan\W{0,3}$|\w\s[-+]nan\b|1\.\#(?:qnan|snan|ind)"
 )
 _NUMBERS = re.compile(rb"(?<![\w.])" + numbers.NUMBER)

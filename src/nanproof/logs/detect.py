@@ -92,7 +92,7 @@ class Nothing:
     """Takes what is no log."""
 
     def __init__(self, collector: Collector) -> None:
-        collector.note("this is binary data in no format that is known here")
+        collector.note("binary data in an unrecognized format")
 
     def feed(self, data: bytes) -> None:
         """Nothing to read."""

@@ -17,14 +17,14 @@ from . import numbers
 from .names import EPOCH_KEYS, LAST_STEP_KEYS, STEP_KEYS, meaning
 from .plan import wanted
 
-# A name is made of up to six words, none of which is itself a number word (but "nan iterations" are words); then ":" or
-# "=" or only space; then, perhaps behind tensor( or a bracket or a quote, the number with its unit, and perhaps
-# "/ 10000": how many there are.
-_WORD = (
-    rb"(?!(?i:nan|inf|infinity)\b(?! (?i:iter|step|batch|count|grad))|tensor\(|array\()[A-Za-z_]\w*+(?:[./@-]\w++)*+"
-)
+# A name is made of up to six words, none of which is itself a number word (but "number of nan iterations" counts them);
+# then ":" or "=" or only space; then, perhaps behind tensor( or a bracket or a quote, the number with its unit, and
+# perhaps "/ 10000": how many there are.
+_COUNTS = rb" (?i:iter|step|batch|count|grad)"
+_FIRST = rb"(?!(?i:nan|inf|infinity)\b(?!" + _COUNTS + rb")|tensor\(|array\()[A-Za-z_]\w*+(?:[./@-]\w++)*+"
+_WORD = rb"(?!(?<!\bof )(?<!\bnum )(?<!skipped )(?<!\btotal )(?i:nan|inf|infinity)\b)" + _FIRST
 _PAIR = re.compile(
-    rb"(?<![\w./@-])(?P<key>" + _WORD + rb"(?: " + _WORD + rb"){0,5}+(?: ?\([A-Za-z/.]{1,12}\))?)['\"\]]?"
+    rb"(?<![\w./@-])(?P<key>" + _FIRST + rb"(?: " + _WORD + rb"){0,5}+(?: ?\([A-Za-z/.]{1,12}\))?)['\"\]]?"
     rb"(?:\s{0,20}[:=]\s{0,20}| - |\s{1,20})"
     rb"(?:tensor\(|array\(|np\.float\d+\()?(?:\{['\"][\w.]{1,30}['\"]:)?[\[({'\"]{0,3}\s{0,9}"
     rb"(?P<value>" + numbers.NUMBER + rb")(?:ms|s|%|[kKMGT]i?B?|it)?" + numbers.END +

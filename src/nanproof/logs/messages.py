@@ -36,6 +36,7 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("scale-overflow", "overflow", rf"gradient overflow.{{0,80}}?loss scale to:? ?{_SCALE}"),
     ("scale-overflow", "overflow", rf"reducing (?:dynamic )?loss scale (?:from {_BEFORE} )?to {_SCALE}"),
     ("scale-overflow", "overflow", r"grad(?:ient)? overflow on iteration:? (?P<step>\d+)"),
+    ("scale-overflow", "overflow", r"found nan, decreased lg_loss_scale to"),  # its logarithm
     ("scale-minimum", "stop", r"loss scale already at minimum|minimum loss scale reached"),
     ("scale-overflow", "overflow", r"grad(?:ient)? overflow|(?<!integer )(?<!buffer )(?<!stack )overflow detected,"),
     # NaN and Inf, said outright
@@ -51,6 +52,11 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("distribution", "nan", r"to satisfy the constraint \w+\(.{0,40}found invalid values"),
     ("distribution", "nan", r"the parameter \w+ has invalid values"),
     ("negative-std", "nan", r"normal expects all elements of std >= 0"),
+    (
+        "nan-in-data", "nan",
+        r"\b(?:nan|inf)s?\b.{0,20}\bin (?:the )?"
+        r"(?:observations?|obs|batch|dataset|images?|targets?|labels?|features?)\b",
+    ),
     ("nan-in-file", "nan", r"\bnan (?:detected |found )?in (?:\w+ ){0,2}\w+: ?(?P<file>\S*/\S+|\S+\.\w{2,5})"),
     ("nan-detected", "nan", r"\b(?:nans?|infs?|nan or inf|inf or nan|nan/inf)\b.{0,20}(?:detected|found|encountered)"),
     ("nan-detected", "nan", r"\bcontains? (?:nan|inf)s?\b|\bfound (?:nan|inf)\b|\bnans? in (?:input|the)\b"),

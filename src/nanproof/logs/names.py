@@ -77,7 +77,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 
 
 class Meaning(NamedTuple):
-    """What a column is; of several columns with one role the lowest rank speaks for it."""
+    """What a column is; of several columns with one role the one with the lowest rank is used."""
 
     role: Role
     rank: int = 0

@@ -3,7 +3,7 @@
 >>> pacer = Pacer()
 >>> [pacer.place(step, None) for step in (10, 20, 30, 20)], pacer.returns
 ([(0, 10), (1, 20), (2, 30), (3, 20)], [Return(row=3, before=30, after=20)])
->>> loop = Pacer()   # a counter that starts anew with every epoch is added up
+>>> loop = Pacer()   # a counter that starts again with every epoch is added up
 >>> [loop.place(step, epoch)[1] for epoch in (1, 2) for step in (100, 200)]
 [100, 200, 300, 400]
 """

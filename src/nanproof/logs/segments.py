@@ -62,5 +62,5 @@ def _add_up(pacer: Pacer, arrays: Arrays) -> tuple[tuple[Segment, ...], Arrays, 
         for name, (place, steps, values) in arrays.items()
     }
     last = pacer.last + int(offsets[-1])
-    words = f"the step counter starts anew {len(returns):,} times, once an epoch, and is added up"
+    words = f"the step counter restarts {len(returns):,} times, once an epoch, and is added up"
     return (Segment(first_row=0, first_step=first, last_step=last),), fixed, (words,)

@@ -104,7 +104,7 @@ class Series:
     """What could not be read, and what was left out."""
 
     def of(self, role: Role) -> tuple[Column, ...]:
-        """The columns with a role, the one that speaks for it first."""
+        """The columns with a role, the preferred one first."""
         found = [c for c in self.columns.values() if c.role == role]
         most = max((c.total for c in found), default=0)
         # a total that is printed once at the end does not speak for the run

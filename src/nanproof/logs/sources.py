@@ -85,7 +85,7 @@ class FileSource:
             return
         if old is not None:
             old.close()
-            self._collector.event("file", f"{self._tail.path.name} begins anew", name="begins-anew")
+            self._collector.event("file", f"{self._tail.path.name} starts over", name="starts-over")
 
 
 class EventFolder:

@@ -1,8 +1,8 @@
 """A file that grows: its new bytes, whatever happens to it meanwhile.
 
 Rotation (another file under the name), truncation, deletion and re-creation are noticed: the old file is read to its
-end first, then ``None`` says that the file begins anew. A file that was cut and has already grown beyond its old length
-is recognised by its last bytes, which are no longer where they were.
+end first, then ``None`` says that the file starts over. A file that was cut and has already grown beyond its old length
+is recognized by its last bytes, which are no longer where they were.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tail:
         self._mark = b""
 
     def chunks(self) -> Iterator[bytes | None]:
-        """The bytes that are new, piece by piece; None where the file begins anew."""
+        """The bytes that are new, piece by piece; None where the file starts over."""
         if self._fd is None and not self._open():
             return
         if self._was_cut():

@@ -26,8 +26,9 @@ from .moments.scale import find_scale, find_skips
 from .moments.spikes import find_growth, find_spikes
 from .moments.words import find_resumes, find_words
 from .series import Series, Unit
+from .shapes import METRIC
 
-Outcome = Literal["healthy", "hurt", "dead", "stopped", "useless", "empty"]
+Outcome = Literal["healthy", "intermittent", "dead", "stopped", "useless", "empty"]
 _HARD: tuple[MomentKind, ...] = (
     "nonfinite", "hidden-nan", "masked-loss", "zero-loss", "scale-collapse", "message", "exception", "hardware",
     "nan-iterations", "incident", "dead",
@@ -42,8 +43,8 @@ class Timeline:
     source: str
     unit: Unit
     outcome: Outcome
-    """healthy; hurt: non-finite at times, finite at the end; dead: non-finite at the end; stopped: by an exception;
-    useless: finite, but flat, at chance or without labels; empty: nothing was read."""
+    """healthy; intermittent: non-finite at times, finite at the end; dead: non-finite at the end; stopped: by an
+    exception; useless: finite, but flat, at chance or without labels; empty: nothing was read."""
     moments: tuple[Moment, ...]
     order: tuple[str, ...]
     """The columns that became non-finite, the first first."""
@@ -108,7 +109,7 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
     if kinds & {"exception", "hardware"} or any(m.kind == "stop" and m.name != "early-stopping" for m in moments):
         return "stopped"
     if kinds & {"hidden-nan", "message", "nan-iterations"} or any(_hurts(series, m) for m in moments):
-        return "hurt"
+        return "intermittent"
     grown = any(m.kind == "growth" and series.columns[m.column].role != "grad_norm" for m in moments)
     wrong = {"masked-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
     fell = any(m.kind == "negative-loss" and m.numbers["lowest"] < BOTTOM for m in moments)
@@ -116,7 +117,8 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
 
 
 def _hurts(series: Series, moment: Moment) -> bool:
-    """A NaN in a loss, a norm, a rate or an evaluation; in a metric only where it had a value before."""
+    """A NaN in a loss, a norm, a rate, a perplexity or an evaluation; in a metric only where it had a value before."""
     if moment.kind != "nonfinite":
         return False
-    return series.columns[moment.column].role != "other" or moment.numbers["count"] < moment.numbers["points"]
+    known = series.columns[moment.column].role != "other" or METRIC.search(moment.column.encode()) is not None
+    return known or moment.numbers["count"] < moment.numbers["points"]

@@ -26,7 +26,7 @@ CHECK = Check(
     code="NP702",
     name="fp16-weights",
     what="Reports a model that is loaded or kept in float16 and trained there, without float32 master weights, LoRA or "
-    "quantisation.",
+    "quantization.",
     why="An update below half a unit in the last place is lost: a weight of 0.1 in float16 moves in steps of 6e-05, so "
     "updates under 3e-05 vanish. Adam's eps of 1e-08 is 0 in float16, and 0/0 is NaN. GradScaler refuses float16 "
     "gradients outright.",

@@ -61,7 +61,7 @@ CHECK = Check(
     name="lr-out-of-range",
     what="Reports a learning rate for Adam and its relatives above 0.05 or below 1e-9, and one that is negative or not "
     "finite. With NoamAnnealing and its kind the rate is a factor, and 2.0 is right. Tests are left alone.",
-    why="Adam normalises the gradient, so one step moves each weight by about the learning rate itself, whatever the "
+    why="Adam normalizes the gradient, so one step moves each weight by about the learning rate itself, whatever the "
     "loss. Weights of a trained network are around 0.02: a step of 0.1 replaces them.",
     bad="optimizer:\n  type: AdamW\n  lr: 1.0\nepochs: 10\n",
     good="optimizer:\n  type: AdamW\n  lr: 1.0e-3\nepochs: 10\n",

@@ -26,7 +26,7 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
     if value is not None and eps is not None and is_adam(optimizer_of(settings, meaning) or "adam"):
         found = find_effective(settings, project if _one_program(project) else Project(facts=project.facts))
         half = format_of("float16")
-        if found.trained == "float16" and not found.quantised and eps < half.smallest_subnormal / 2:
+        if found.trained == "float16" and not found.quantized and eps < half.smallest_subnormal / 2:
             yield report(
                 "NP709", value, f"{value.label} is {eps:g}, which is 0 in float16 (the smallest is 6e-08): 0/0 in Adam",
                 "keep the trained weights in float32",
@@ -54,11 +54,11 @@ CHECK = Check(
     code="NP709",
     name="eps-for-dtype",
     what="Reports Adam's eps when it is 0 in the format of the trained weights, an eps for Adam below 1e-16, and an "
-    "eps of a normalisation below 1e-12.",
+    "eps of a normalization below 1e-12.",
     why="eps stands in the denominator for the day when the rest of it is 0. In float16 everything under 3e-08 rounds "
     "to 0, so 1e-08 protects nothing. In RMSNorm the gradient at a zero row is eps^-0.5: with 1e-20 that is 1e10.",
     bad="model:\n  d_model: 512\n  rms_norm_eps: 1.0e-20\nlr: 1.0e-4\n",
     good="model:\n  d_model: 512\n  rms_norm_eps: 1.0e-6\nlr: 1.0e-4\n",
-    false_alarm="When the normalisation never sees a zero row.",
+    false_alarm="When the normalization never sees a zero row.",
     check=check,
 )

@@ -19,7 +19,7 @@ from ..signs import AT_ONCE, BROKEN, FP16, FROM_THE_START, IN_SOME_BATCHES, LARG
 CAUSE = Cause(
     name="bad-data",
     title="bad data: NaN, Inf or out-of-range values in some samples",
-    what="""Missing values, corrupted files, boxes without area, silent clips normalised by their own energy, a
+    what="""Missing values, corrupted files, boxes without area, silent clips normalized by their own energy, a
 channel without variance: the batch is NaN or makes NaN in the first operation. It comes back with the same samples,
 whatever the learning rate or the precision.""",
     share=9.0,
@@ -61,11 +61,12 @@ whatever the learning rate or the precision.""",
         pro("points", flag("preprocessing-warning"), "NumPy warned of an invalid value while preparing the data"),
         pro("points", both(flag("scales-by-itself"), BROKEN), "samples are divided by their own range or energy"),
         pro("proves", flag("data-nonfinite"), "a scan of the data found NaN or Inf"),
-        pro("replayed", value("bad-leaf", "input"), "a replayed step was bad on arrival: its batch"),
+        pro("replayed", value("bad-leaf", "input"), "in a replayed step the batch already contained NaN or Inf"),
         pro("suggests", denied("loss-explodes-before-nan"), "sudden: no growth in loss or gradient norm beforehand"),
         con("hints", denied("one-component-nan"), "all loss terms break together"),
         con("suggests", denied("same-epoch-every-run"), "it does not come back with the same batch"),
         con("points", flag("data-clean"), "a scan of the data found nothing"),
+        con("suggests", flag("scale-fell-after-nan"), "NaN goes on with other batches while the scaler skips updates"),
         con(
             "suggests",
             flag("fp32-fine", "only-larger-model", "only-one-gpu-family", "only-multi-gpu", "cpu-fine"),

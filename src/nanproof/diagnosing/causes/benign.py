@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import about, both, con, denied, flag, onset, pro
+from ..clue import about, both, con, denied, flag, onset, pro, value
 from ..signs import FP16
 
 CAUSE = Cause(
@@ -42,6 +42,7 @@ policy equals its reference. None of them needs a repair.""",
         pro("suggests", flag("keeps-training"), "training goes on afterwards"),
         pro("hints", flag("no-loss-symptom", "val-flat"), "loss or validation show nothing"),
         pro("hints", onset("any"), "at any time"),
+        con("proves", value("lr-in-force"), "the learning rate in force is not the configured one"),
         con("names", denied("recovers"), "it does not come back"),
         con(
             "names",

@@ -44,7 +44,9 @@ be NaN while all parameters are finite: then training looks right and evaluation
         pro("suggests", both(about("accuracy-zero"), AT_ONCE), "nothing right from the start"),
         pro("hints", both(flag("huge-finite-loss"), AT_ONCE), "a huge loss from the start"),
         pro("hints", both(flag("loss-zero-grad-nan"), AT_ONCE), "a hidden NaN from the start"),
-        pro("replayed", value("bad-leaf", "parameter"), "a replayed step was bad on arrival: its parameters"),
+        pro(
+            "replayed", value("bad-leaf", "parameter"), "in a replayed step the parameters already contained NaN or Inf"
+        ),
         con("suggests", flag("loss-first-step-finite"), "the first loss is finite"),
         con("names", flag("checkpoint-healthy"), "a scan found the checkpoint healthy"),
         con(

@@ -19,7 +19,7 @@ from ..signs import BROKEN, IN_SOME_BATCHES
 CAUSE = Cause(
     name="ctc-infeasible",
     title="a CTC target is longer than the frames it must fit into",
-    what="""CTC needs at least one output frame per symbol, and one more between equal neighbours. When pooling, a
+    what="""CTC needs at least one output frame per symbol, and one more between equal neighbors. When pooling, a
 short clip or a long transcript leaves fewer, no alignment exists: the loss is infinite, its gradient NaN. A lower
 rate only delays it, since it depends on the batch.""",
     share=3.0,

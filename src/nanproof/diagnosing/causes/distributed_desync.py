@@ -41,7 +41,7 @@ several GPUs or nodes are not. Often the loss is finite and the gradient norm is
         ),
         pro("points", flag("collective-timeout"), "a collective timed out: a rank did not take part"),
         pro("proves", value("lint", "NP401", "NP402", "NP404"), "the code branches on one rank"),
-        pro("names", flag("overlap-comm"), "overlap_comm is on"),
+        pro("names", flag("overlap-comm"), "communication overlaps with computation"),
         pro("names", flag("bypasses-ddp"), "gradients are not synchronized"),
         con("names", denied("only-multi-gpu"), "it is NaN on a single GPU too"),
         con("names", flag("single-gpu"), "a single GPU"),
@@ -56,7 +56,7 @@ several GPUs or nodes are not. Often the loss is finite and the gradient norm is
     ),
     remedies=(
         Remedy(
-            does="set overlap_comm: false for a hundred steps; then try a larger bucket or a newer version",
+            does="turn the overlap off for a hundred steps; then try a larger bucket or a newer version",
             when=either(about("deepspeed", "overlap"), flag("overlap-comm")),
         ),
         Remedy(

@@ -22,7 +22,7 @@ an eps but loses it when it is added to a number near 1.""",
         pro(
             "hints",
             both(FP16, either(about("contrastive", "constant-input", "poles"), IN_SOME_BATCHES)),
-            "a normalisation or a vector of zeros in fp16",
+            "a normalization or a vector of zeros in fp16",
         ),
         pro("proves", value("lint", "NP307"), "the code adds an eps that vanishes in its dtype"),
         con("names", FP32, "in fp32 such an eps is a number"),

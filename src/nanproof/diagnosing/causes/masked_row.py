@@ -10,7 +10,7 @@ CAUSE = Cause(
     name="masked-row",
     title="every entry of a softmax row is masked",
     what="""Softmax over −inf only is 0/0. It happens where a sequence is all padding, where padding and causal
-mask leave nothing, where no action is legal, where a node has no neighbour, or where the mask has the wrong sign.
+mask leave nothing, where no action is legal, where a node has no neighbor, or where the mask has the wrong sign.
 It shows with padding or a batch above 1, in every precision, often at the first step.""",
     share=5.0,
     replayed=("masked-row",),

@@ -10,7 +10,7 @@ CAUSE = Cause(
     name="scheduler-state-on-resume",
     title="the resumed scheduler or optimizer state overrides your learning rate",
     what="""``optimizer.load_state_dict`` and ``scheduler.load_state_dict`` bring back the rates of the old run:
-base_lrs, last_epoch, the peak of a OneCycle. A changed config then has no effect; or the scheduler is built anew
+base_lrs, last_epoch, the peak of a OneCycle. A changed config then has no effect; or the scheduler is built again
 without last_epoch and begins at the peak; or it is built after the optimizer was loaded and takes a decayed rate
 for the base. In all cases the rate in force is not the configured one.""",
     share=5.0,

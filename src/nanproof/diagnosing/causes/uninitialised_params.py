@@ -1,4 +1,4 @@
-"""Parameters that nobody initialised."""
+"""Parameters that nothing initializes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ embeddings: the values are whatever memory held, often 0, sometimes 1e30 or NaN.
 and a scan of the fresh model shows it.""",
     share=3.5,
     clues=(
-        pro("names", about("new-parameters"), "the report mentions new or uninitialised parameters"),
+        pro("names", about("new-parameters"), "the report mentions new or uninitialized parameters"),
         pro("names", onset("random-at-start"), "it is there at the start of some runs only"),
         pro("points", both(flag("nan-weights"), onset("before-training", "step1")), "weights are bad before training"),
         pro("suggests", flag("seed-dependent"), "it depends on the seed"),
@@ -26,7 +26,7 @@ and a scan of the fresh model shows it.""",
             "a warning while loading",
             unless=about("template", "ignored-labels"),
         ),
-        pro("points", flag("newly-initialised"), "the log names newly initialised weights"),
+        pro("points", flag("newly-initialised"), "the log names newly initialized weights"),
         pro("hints", flag("huge-finite-loss"), "a huge but finite loss"),
         pro("hints", flag("loss-above-uniform", "loss-high-then-nan"), "the first loss is above chance level"),
         pro("hints", both(AT_ONCE, about("adapter")), "adapters are new parameters"),
@@ -34,7 +34,7 @@ and a scan of the fresh model shows it.""",
             "hints", flag("warning-in-log"), "a warning in the log: loading warns of weights that were not in the file"
         ),
         con("suggests", flag("loss-first-step-finite"), "the first loss is finite"),
-        con("points", denied("newly-initialised"), "no weights are newly initialised"),
+        con("points", denied("newly-initialised"), "no weights are newly initialized"),
         con(
             "points",
             onset("mid", "late", "random-late", "intermittent", "data-dependent"),

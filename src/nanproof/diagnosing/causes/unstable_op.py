@@ -92,6 +92,7 @@ until training reaches the pole.""",
             "the code does this",
         ),
         pro("hints", denied("loss-explodes-before-nan"), "sudden: no growth in loss or gradient norm beforehand"),
+        con("suggests", flag("nan-in-preprocessing"), "the data was NaN before"),
         con("suggests", flag("fp32-fine"), "fp32 is fine"),
         con("hints", both(BF16, LARGE_RUN), "a large run with well-used code"),
         con(

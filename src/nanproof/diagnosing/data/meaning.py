@@ -108,7 +108,7 @@ class Meaning:
         return f"label {value} with {self.classes} classes, 0 to {self.classes - 1}"
 
     def _ctc(self, piece: Piece) -> Iterator[Fault]:
-        """CTC needs an input at least as long as its target, and one step more for each pair of equal neighbours."""
+        """CTC needs an input at least as long as its target, and one step more for each pair of equal neighbors."""
         inputs = next((n for n in piece.columns if _INPUT.search(n)), None)
         if inputs is None:
             return

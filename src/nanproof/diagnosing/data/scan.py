@@ -47,7 +47,7 @@ def scan_data(
     """Look through a file or a folder of data for NaN, Inf, empty targets, labels out of range and the like.
 
     ``classes`` is the number of classes that labels must stay below, ``labels`` names the columns that hold them
-    (found by their names unless told), ``downsample`` is how many input steps the model makes one of, for CTC.
+    (default: found by their names), ``downsample`` is how many input steps the model makes one of, for CTC.
     """
     root = Path(path)
     if not root.exists():

@@ -38,7 +38,7 @@ def restored_rate(report: ScanReport) -> float | None:
 
 
 def find_checkpoints(paths: list[Path]) -> list[Checkpoint]:
-    """All checkpoints; what holds none is no finding here, nor is a file that was named for what else it is."""
+    """All checkpoints; what holds none is no finding here, nor is a file that the user gave for another reason."""
     try:
         found = discover([p for p in paths if not p.is_file() or _may_be_checkpoint(p)])
     except NanproofError:

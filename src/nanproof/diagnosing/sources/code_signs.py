@@ -34,8 +34,8 @@ class _Seen:
     """What one pass over a file collects before it is judged as a whole."""
 
     parameters: dict[str, int] = field(default_factory=dict)
-    initialised: set[str] = field(default_factory=set)
-    initialises_all: bool = False
+    initialized: set[str] = field(default_factory=set)
+    initializes_all: bool = False
     half: int = 0
     to_float: bool = False
     optimizer_loaded: int = 0
@@ -56,8 +56,8 @@ def read_signs(text: str, name: str) -> list[Fact]:
 def signs_of(tree: ast.AST, text: str, name: str) -> Iterator[Fact]:
     seen = _Seen()
     found = list(_each(tree, seen, name))
-    done = seen.initialised - _never_run(tree, text)
-    raw = {n: line for n, line in seen.parameters.items() if n not in done} if not seen.initialises_all else {}
+    done = seen.initialized - _never_run(tree, text)
+    raw = {n: line for n, line in seen.parameters.items() if n not in done} if not seen.initializes_all else {}
     # an operation on a parameter that was never initialized is not where it began
     yield from (f for f in found if f.name != "pole-in-code" or not any(f"self.{n}" in f.words for n in raw))
     if raw:
@@ -118,7 +118,7 @@ def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
         elif isinstance(node, ast.Assign):
             yield from _assignment(node, seen, name)
         elif isinstance(node, ast.For) and "parameters()" in ast.unparse(node.iter):
-            seen.initialises_all |= "init" in ast.unparse(node) or "uniform_" in ast.unparse(node)
+            seen.initializes_all |= "init" in ast.unparse(node) or "uniform_" in ast.unparse(node)
 
 
 def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
@@ -148,7 +148,9 @@ def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
         yield Fact(name="masks-attention", where=f"{name}:{line}", words="a padding mask goes into attention")
 
 
-_CUT_LABELS = re.compile(r"\blabels? = \S*labels?\S*\[\s*:\s*[A-Za-z_][\w.]*\]")
+_CUT_LABELS = re.compile(
+    r"\b(?:labels?|targets?) = (?:\S*labels?\S*|\(.*(?:-100|(?i:ignore)\w*).*\))\[\s*:\s*[A-Za-z_][\w.]*\]"
+)
 _FILLS = re.compile(
     r"(?:masked_fill_?|where)\(.{0,200}?(?:-\s*(?:float\(['\"]inf['\"]\)|(?:torch|math|np)\.inf|inf\b)|['\"]-inf['\"])"
 )
@@ -200,7 +202,7 @@ def _call(node: ast.Call, seen: _Seen, name: str) -> Iterator[Fact]:
     if callee.endswith("_") and callee not in ("clip_grad_norm_", "masked_fill_", "zero_grad_"):
         for argument in (*node.args[:1], node.func):
             for found in re.findall(r"self\.(\w+)", ast.unparse(argument)):
-                seen.initialised.add(found)
+                seen.initialized.add(found)
     if callee == "half" and not node.args:
         base = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         if re.search(r"(?i)model|net|module|encoder|decoder|cuda\(\)|\w+\(.*\)", base) and not re.search(

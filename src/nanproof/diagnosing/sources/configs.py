@@ -30,6 +30,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 
+_OVERLAPS = ("overlap_comm", "overlap_param_gather")
 _RESUMES = ("resume", "resume_from", "resume_from_checkpoint", "resume_path", "resume_state", "resume_training")
 
 
@@ -157,8 +158,8 @@ def _values(config: Config, root: Path) -> Iterator[Fact]:
 def _single(value: Value, where: str) -> Iterator[Fact]:
     """Settings that are facts by themselves."""
     name, text = value.name.lower(), str(value.value).lower()
-    if name == "overlap_comm" and value.value is True:
-        yield Fact(name="overlap-comm", where=where, words="overlap_comm: true")
+    if name in _OVERLAPS and value.value is True:
+        yield Fact(name="overlap-comm", where=where, words=f"{name}: true")
     if name in ("attn_implementation", "_attn_implementation", "flash_attn") and value.known:
         kind = "flash" if "flash" in text or text in ("fa2", "true") else text
         if kind in ("flash", "sdpa", "eager", "xformers"):

@@ -1,4 +1,4 @@
-"""Versions and hardware, from whatever files tell of them: pip freeze, requirements, locks, nvidia-smi, pip's list."""
+"""Versions and hardware, from the files that list them: pip freeze, requirements, locks, nvidia-smi, pip's list."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ _LR = re.compile(r"^(?:.*_)?(?:lr|learning_?rate)$")
 _BATCH = re.compile(r"^(?:ims_per_batch|batch|batchsize|.*_batch_size|batch_size_.*)$")
 _FP16 = re.compile(r"^(?:use_|enable_|do_)?(?:fp16|float16|half)(?:_run|_enabled|_mode|_training)?$")
 _BF16 = re.compile(r"^(?:use_|enable_)?(?:bf16|bfloat16)(?:_enabled)?$")
+_FP8 = re.compile(r"^(?:use_|enable_)?fp8(?:_format|_recipe|_enabled)?$")
 _AMP = re.compile(r"^(?:use_|enable_|with_|native_|torch_)?amp(?:_enabled)?$|^use_mixed_precision$")
 _WORD = re.compile(r"^(?:mixed_?precision|precision|amp_dtype|autocast_dtype|dtype|train_dtype|compute_dtype|ptdtype)$")
 _DTYPES = {
@@ -60,6 +61,7 @@ _BANNERS: tuple[tuple[str, str, Plain], ...] = (
     (r"mixed[_ ]precision(?: type)?\W+bf16\b", "precision", "bf16"),
     (r"\b(?:grad\w*|weights?|bias|param\w*)\b.{0,80}\bdtype\W{1,3}torch\.(?:float16|half)\b", "weights", "fp16"),
     (r"^YOLOv5\b.*\bCUDA:\d", "precision by default", "fp16 (amp)"),
+    (r"\bUsing mps device|--mps\b", "gpu", "Apple M-series (mps)"),
     (r"\bcompiling the model\b|torch\.compile\b.*(?:enabled|true)", "compile", True),
 )
 _BANNER = [(re.compile(p, re.IGNORECASE), concept, value) for p, concept, value in _BANNERS]
@@ -152,6 +154,8 @@ def interpret(key: str, value: object, where: str, rank: int) -> Iterator[Settin
         yield from [setting("precision", "fp16")] if on else []
     elif (_BF16.match(name) or (name == "enabled" and parent in ("bf16", "bfloat16"))) and on:
         yield setting("precision", "bf16")
+    elif _FP8.match(name) and not off and word not in ("none", "null", ""):
+        yield setting("precision", "fp8")
     elif _AMP.match(name) and (on or off):
         yield setting("precision", "fp16 (amp)" if on else "fp32")
     elif name in ("torch_dtype", "model_dtype", "weight_dtype") and word in _DTYPES:
@@ -284,7 +288,7 @@ class InForce:
         found = [s for s in self.settings if s.concept == concept]
         if concept == "precision" and found:  # a switch that is on says more than a default dtype beside it
             best = [s for s in found if s.rank == found[0].rank]
-            return next((s for s in best if s.value != "fp32"), best[0])
+            return max(best, key=lambda s: (s.value == "fp8", s.value != "fp32"))
         return found[0] if found else None
 
     def others(self, concept: str) -> list[Setting]:
@@ -390,7 +394,3 @@ def read_versions_in(text: str, name: str) -> Iterator[Fact]:
 def head_of(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(256 << 10).decode("utf-8", "replace").replace("\r", "\n")
-
-
-def collect(sources: Sequence[Iterator[Setting]]) -> InForce:
-    return InForce.of(s for source in sources for s in source)

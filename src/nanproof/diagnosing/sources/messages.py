@@ -30,6 +30,7 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "memory-error": ("xid-error",),
     "scale-minimum": ("loss-scale-collapse",),
     "nan-in-file": ("nan-in-preprocessing",),
+    "nan-in-data": ("nan-in-preprocessing",),
     "grad-nonfinite": ("grad-nan",),
     "loss-nonfinite": ("loss-nan",),
 }

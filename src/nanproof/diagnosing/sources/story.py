@@ -13,6 +13,7 @@ from ...floats import format_of
 from ...logs import Column, Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.moments.moment import MomentKind
+from ...logs.series import Floats
 from ...logs.timeline import Timeline
 from ..evidence import Fact
 from ..wording import read_text
@@ -28,7 +29,7 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     yield from read_messages(series, name)
     yield from (fact(f, m) for f, m in _broken(series, story, each_step))
     yield from (fact(f, m) for f, m in _before(series, story))
-    yield from (fact(f, m) for f, m in _spikes(story))
+    yield from (fact(f, m) for f, m in _spikes(series, story))
     yield from (fact(f, m) for f, m in _scale(series, story))
     if scaled := _loss_scale(series):
         yield Fact(name="precision", value="fp16", where=name, words=scaled)
@@ -58,6 +59,8 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
 def _learns(loss: Column) -> bool:
     """Whether the loss is no higher at the end than it was; below zero it is a likelihood or a reward."""
     values = loss.values[~loss.bad]
+    if _swings(values):
+        return False
     quarter = max(2, len(values) // 4)
     first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
     return last <= first or ((first - last) < 0.02 * abs(first) and loss.steps[0] > 1_000 and last <= 1.02 * first)
@@ -71,13 +74,19 @@ def _more(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
         if any(m.row == first and m.value is not None and math.isinf(m.value) for m in bad):
             yield "loss-infinite-first", next(m for m in bad if m.row == first)
         for moment in bad:
-            if "ctc" in moment.column.lower() and moment.row == first:
+            if "ctc" in moment.column.lower() and moment.row == first and not _all_bad(series, first):
                 yield "ctc-term-bad", moment
                 break
         if all("last_finite" not in m.numbers for m in bad) and not story.of("resume"):
             yield "nan-from-first-row", bad[0]
     for moment in story.of("lr-negative"):
         yield "lr-negative", moment
+
+
+def _all_bad(series: Series, row: int) -> bool:
+    """Whether the loss has terms without CTC, and all of them are bad in a row."""
+    others = [c for c in series.components if c.role == "component" and "ctc" not in c.name.lower()]
+    return bool(others) and all(bool(c.bad[c.rows == row].any()) for c in others)
 
 
 _BOUNDED = re.compile(r"(?i)(?:^|[^a-z])(?:dice|iou|jaccard|acc|accuracy|f1|precision|recall)(?:[^a-z]|$)(?!.*loss)")
@@ -212,17 +221,29 @@ def _rises(series: Series, growth: Told) -> bool:
     return len(rate) >= 2 and bool((np.diff(rate) >= 0).all()) and float(rate[-1]) > 1.2 * float(rate[0]) > 0
 
 
-def _spikes(story: Timeline) -> Iterator[tuple[str, Told]]:
+def _swings(values: Floats) -> bool:
+    """Whether a smooth loss leaps up and comes down again so often that no single spike explains it."""
+    if len(values) < 20 or values.min() <= 0:
+        return False
+    around = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(values, 2, mode="edge"), 5), axis=1)
+    high = values > 1.3 * around
+    smooth = np.abs(values / around - 1)[~high]
+    return bool(high.sum() >= 4 and high.mean() > 0.1 and np.median(smooth) < 0.02)
+
+
+def _spikes(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     """Which course the spikes of the loss took."""
     spikes = [m for m in story.of("spike") if "norm" not in m.column]
     if not spikes:
         return
     lost = [m for m in spikes if not m.benign]
-    broke = story.outcome in ("dead", "hurt", "stopped")
+    broke = story.outcome in ("dead", "intermittent", "stopped")
     if lost and len(spikes) - len(lost) >= 2:
         yield "spikes-that-stop-recovering", lost[0]
     elif lost and not broke:
         yield "spike-then-plateau", lost[0]
+    elif not lost and series.loss is not None and _swings(series.loss.values[~series.loss.bad]):
+        yield "irregular-spikes", spikes[-1]
     elif not lost and not broke:
         yield "recovers", spikes[-1]
         if any("lead" in m.numbers for m in spikes):
@@ -235,7 +256,11 @@ def _scale(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     """What the loss scale did; a loss that is NaN by itself brings every scale down, and none cures it."""
     kinds = {"scale-collapse": "loss-scale-collapse", "scale-search": "loss-scale-halving-at-start"}
     broken = [m for m in story.of("nonfinite") if series.loss is not None and m.column == series.loss.name]
+    stays = bool(broken) and series.loss is not None and bool(series.loss.bad[-2:].all())
     for moment in story.of("scale-collapse", "scale-search"):
+        if moment.kind == "scale-search" and stays:
+            yield "scale-fell-after-nan", broken[0]
+            continue
         yield kinds[moment.kind], moment
         if moment.kind == "scale-collapse" and broken and broken[0].row <= moment.row and moment.numbers["before"] > 1:
             yield "scale-fell-after-nan", broken[0]
@@ -267,10 +292,10 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
         return
     yield "resumed", f"resumed at {story.unit} {found[-1].step:,}"
     both = [m.numbers for m in found if {"lr_before", "lr_after"} <= set(m.numbers)]
-    back = next((m for m in found if _starts_anew(series, m)), None)
+    back = next((m for m in found if _starts_again(series, m)), None)
     if back is not None and not jumps:
         lr = back.numbers
-        words = f"lr fell to {lr['lr_before']:.3g} before the resume and starts anew at {lr['lr_after']:.3g}"
+        words = f"lr fell to {lr['lr_before']:.3g} before the resume and starts again at {lr['lr_after']:.3g}"
         yield "lr-discontinuity", words
     elif not jumps and both and all(_near(n["lr_before"], n["lr_after"], 1.25) for n in both):
         yield "lr-continuous", f"lr {both[-1]['lr_before']:.3g} before the resume, {both[-1]['lr_after']:.3g} after"
@@ -283,7 +308,7 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
         )
 
 
-def _starts_anew(series: Series, resume: Told) -> bool:
+def _starts_again(series: Series, resume: Told) -> bool:
     """Whether a rate that only fell before a resume is higher after it, if by little: the schedule lost its place."""
     if series.lr is None or not {"lr_before", "lr_after"} <= set(resume.numbers):
         return False

@@ -1,7 +1,7 @@
 """The layouts of text logs that have something of their own: one small file each, tried in this order.
 
 Whatever is written as pairs of names and numbers beside a step needs no grammar: the reader of plain pairs takes it.
-A grammar is for what pairs do not tell: a step in brackets, a counter that starts anew with every epoch, a line of
+A grammar is for what pairs do not tell: a step in brackets, a counter that starts again with every epoch, a line of
 validation that looks like one of training, a line that counts although it holds no loss.
 """
 

@@ -62,8 +62,8 @@ class Tables:
         cells = _GAPS.split(piece.strip(b" |\t:"))
         if len(cells) == len(self._heads) + 1 and cells[0].isdigit():  # the index of a pandas frame
             cells = cells[1:]
-        labelled = self._heads[0].lower() == "name"  # DI-engine labels its rows
-        if len(cells) != len(self._heads) or not all(_is_cell(c) for c in cells[labelled:]):
+        labeled = self._heads[0].lower() == "name"  # DI-engine labels its rows
+        if len(cells) != len(self._heads) or not all(_is_cell(c) for c in cells[labeled:]):
             return False
         row = dict(zip(self._heads, cells, strict=True))
         step_key, epoch_key = pick(row, (*STEP_KEYS, "#")), pick(row, (*EPOCH_KEYS, "e"))

@@ -106,7 +106,7 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
 
 
 def _told(series: Series) -> list[Moment]:
-    """Overflows and skips that the log tells of in words."""
+    """Overflows and skips that the log reports in words."""
     found = []
     kinds: tuple[tuple[EventKind, MomentKind, str], ...] = (
         ("overflow", "overflow", "overflow"),
@@ -118,7 +118,7 @@ def _told(series: Series) -> list[Moment]:
             continue
         count = series.counts[kind]
         steps = [e.step for e in events if e.step is not None] or [0]
-        text = f"the log tells of {many(count, word)} ({span(series, min(steps), max(steps))})"
+        text = f"the log reports {many(count, word)} ({span(series, min(steps), max(steps))})"
         found.append(
             Moment(
                 kind=moment, step=steps[0], until=max(steps), row=events[0].row, text=text, line=events[0].line,

@@ -40,7 +40,7 @@ def _take(collector: Collector, points: Iterable[Point]) -> None:
 
 
 class MlflowDatabase:
-    """Reads one run of a database, the newest unless told."""
+    """Reads one run of a database, by default the newest."""
 
     def __init__(self, path: Path, collector: Collector, run: str | None) -> None:
         self._path, self._collector, self._wanted = path, collector, run

@@ -14,7 +14,7 @@ COLUMNS = frozenset({"run_name", "step", "metrics", "timestamp"})
 
 
 class TrackioStore:
-    """Reads one run of a project, the newest unless told."""
+    """Reads one run of a project, by default the newest."""
 
     def __init__(self, path: Path, collector: Collector, run: str | None) -> None:
         self._path, self._collector, self._wanted = path, collector, run
