@@ -176,8 +176,10 @@ def guarded(hit: Hit) -> bool:
 
 
 def asked(hit: Hit) -> bool:
-    """A test before it asks about the operand."""
-    return guards.checked(hit.keys, hit.node, hit.module)
+    """A test before it asks about the operand, or about what it counts."""
+    counted = numerics.summed(hit.operand, hit.module)
+    keys = {key_of(t) for t in trail(counted, hit.module)} - {""} if counted is not None else set()
+    return guards.checked(hit.keys | keys, hit.node, hit.module)
 
 
 def asked_about_parts(hit: Hit) -> bool:

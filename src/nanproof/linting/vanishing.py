@@ -85,7 +85,9 @@ def _is_mse(call: ast.Call, module: Module) -> bool:
 
 def _vanishing_pair(name: str, left: ast.expr, right: ast.expr, module: Module, depth: int) -> str:
     if name == "add":
-        return "a sum of squares" if vanishes(left, module, depth) and vanishes(right, module, depth) else ""
+        if not (vanishes(left, module, depth) and vanishes(right, module, depth)) or _scaled(left, right, module):
+            return ""
+        return "a sum of squares"
     if name == "div":
         return vanishes(left, module, depth)
     if name == "mul":
@@ -93,6 +95,24 @@ def _vanishing_pair(name: str, left: ast.expr, right: ast.expr, module: Module, 
     if scalar(left, module) and scalar(right, module):
         return ""
     return "a difference"
+
+
+def to_itself(difference: ast.BinOp) -> bool:
+    """``x[:, None] - x[None]``: all pairs, each with itself among them."""
+    sides = [{key_of(n) for n in ast.walk(s)} - {""} for s in (difference.left, difference.right)]
+    return bool(sides[0]) and sides[0] == sides[1]
+
+
+def _scaled(left: ast.expr, right: ast.expr, module: Module) -> bool:
+    """``(x - y) ** 2 + c ** 2``: beside a difference, the square of a given number is what keeps the root smooth."""
+    bases = [found.operand if (found := operation(core(e, module), module)) else None for e in (left, right)]
+    kinds = [type(core(b, module)) if b is not None else None for b in bases]
+    given = any(
+        isinstance(b, ast.Name | ast.Attribute) and isinstance(core(b, module), ast.Name | ast.Attribute)
+        for b in bases
+        if b is not None
+    )
+    return ast.BinOp in kinds and given
 
 
 def is_constant(operand: ast.expr, module: Module) -> bool:

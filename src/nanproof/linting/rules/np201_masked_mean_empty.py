@@ -81,6 +81,8 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Mo
     """Whether something says that nothing may be left: labels, positives, valid places, the tokens of a loss."""
     if not boolean(mask, module) and _weights(numerator, {key_of(t) for t in trail(mask, module)} - {""}, module):
         return False  # the mask itself is scaled: nothing learned is behind it
+    if any(key_of(t) and changed_in_place(t, module, node) for t in trail(mask, module)):
+        return False  # what was written into it is not known
     losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
     if losses and any(CHOSEN.search(w) for w in words(mask, module)):
         return True

@@ -10,7 +10,7 @@ from ..guards import checked, small_constant
 from ..matching import Hit, constant, guarded, in_loss, power, reported, training
 from ..rule import Change, Rule
 from ..values import called_last, core, made_of, names_of, nodes_of, number, operation, short
-from ..vanishing import is_constant, squared, vanishes
+from ..vanishing import is_constant, squared, to_itself, vanishes
 
 # Coordinates, sizes of boxes and spectra of the input: nothing is learned before them.
 _INPUT = re.compile(
@@ -93,7 +93,7 @@ def _unlikely(hit: Hit) -> bool:
         return True  # nothing is learned there
     parts = list(made_of(hit.operand, module, limit=80))
     differences = [n for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
-    if any(_to_itself(d) for d in differences):
+    if any(to_itself(d) for d in differences):
         return False  # all pairs: each has the distance 0 from itself
     reduced = operation(core(hit.operand, module), module)
     along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
@@ -106,7 +106,7 @@ def _expected(hit: Hit) -> bool:
     """An eps outside the root, ``sqrt(s) + eps``: zero was thought of; and 1 - x², which is 0 where x is 1."""
     module, at = hit.module, core(hit.operand, hit.module)
     if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub) and number(at.left, module) == 1:
-        return squared(at.right, module)
+        return squared(at.right, module) and in_loss(hit)
     node: ast.AST = hit.node
     above = module.parent(node)
     if isinstance(above, ast.Assign) and key_of(above.targets[0]):
@@ -119,12 +119,6 @@ def _raised(above: ast.AST | None, node: ast.AST, hit: Hit) -> bool:
     if not isinstance(above, ast.BinOp) or not isinstance(above.op, ast.Add):
         return False
     return small_constant(above.right if above.left is node else above.left, hit.module)
-
-
-def _to_itself(difference: ast.BinOp) -> bool:
-    """``x[:, None] - x[None]``"""
-    sides = [{key_of(n) for n in ast.walk(s)} - {""} for s in (difference.left, difference.right)]
-    return bool(sides[0]) and sides[0] == sides[1]
 
 
 def _fix(hit: Hit) -> tuple[Change, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import guarded, lower_bound
-from ..matching import Hit, Match, asked, constant, in_loss, not_aside, reported, training
+from ..matching import Hit, Match, asked, constant, in_loss, not_aside, outside_loss, reported
 from ..numerics import boolean, division
 from ..rule import Change, Rule
 from ..values import called_last, core, made_of, number, trail
@@ -78,6 +78,12 @@ def _inside(hit: Hit) -> bool:
     return asked(hit) or squared(at, module)
 
 
+def _cosine(hit: Hit) -> bool:
+    """A quotient by a length: 1 for what is parallel, or a little more."""
+    parts = division(core(hit.operand, hit.module), hit.module)
+    return parts is not None and "norm" in hit.module.source(parts[1])
+
+
 def _message(hit: Hit) -> str:
     name = called_last(hit.node, hit.module).rstrip("_") if isinstance(hit.node, ast.Call) else ""
     if hit.why == _CLAMPED:
@@ -134,7 +140,7 @@ The operand is data that lies inside for certain, or nothing learned is behind i
     match=Match(_find, (ast.Call,), _INVERSE).of(_outside),
     where=not_aside,
     unless=(reported,),
-    doubt=(lambda h: not (in_loss(h) or training(h)),),
+    doubt=(lambda h: outside_loss(h) and not _cosine(h),),
     message=_message,
     help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",
     edit=_fix,

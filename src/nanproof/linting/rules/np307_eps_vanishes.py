@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..purpose import aside
 from ..rule import Change, Found, Rule
 from ..source import Module
 from ..training import calls_in, in_tests, keyword, true_name
@@ -70,7 +71,13 @@ def _clamped(node: ast.Call, module: Module) -> Iterator[Found]:
         )
     high = keywords.get("max") or (rest[1] if len(rest) > 1 else None)
     bound = number(module, high) if high is not None else None
-    if bound is not None and high is not None and 1 - _HALF_TINY < bound < 1 and _needs_gap(module, node):
+    if (
+        bound is not None
+        and high is not None
+        and 1 - _HALF_TINY < bound < 1
+        and _needs_gap(module, node)
+        and not aside(node, module)
+    ):
         yield Found(
             node=node,
             message=f"`{module.source(high)}` is 1.0 in float32: the clamp lets 1 pass, where the rest breaks",
