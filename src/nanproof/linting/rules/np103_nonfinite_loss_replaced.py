@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ..events import event_of
+from ..gradients import gradless
 from ..nonfinite import NAN_WORDS, find_test
 from ..reaction import arms, is_report
 from ..rule import Found, Rule
@@ -28,7 +29,7 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
     told: set[ast.AST] = set()
     for place, name in (*_cleaned(module), *_masked(module), *_branched(module)):
         statement = module.statement(place)
-        if statement in told or module.under_no_grad(place) or not _trains(module, place, name):
+        if statement in told or gradless(place, module) or not _trains(module, place, name):
             continue
         told.add(statement)
         yield Found(
@@ -40,10 +41,13 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
 
 
 def _cut_off(module: Module, statement: ast.stmt) -> bool:
-    """Whether what takes its place has no part of it: elements that were selected, or a fresh tensor of zeros."""
+    """Whether what takes its place has no part of it: elements that were selected, a fresh tensor of zeros, zero
+    times something else."""
     value = getattr(statement, "value", None)
     if isinstance(value, ast.Subscript):
         return True
+    if isinstance(value, ast.BinOp) and isinstance(statement, ast.Assign):
+        return written(statement.targets[0]) not in {written(n) for n in ast.walk(value)}
     return isinstance(value, ast.Call) and true_name(module, value) in ("new_tensor", "new_zeros", "zeros_like")
 
 

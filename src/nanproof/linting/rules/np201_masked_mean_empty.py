@@ -41,11 +41,6 @@ _NO_MASKS = re.compile(r"prob|alpha|attn|kernel|window|energy|prior|len(gth)?s?$
 
 
 def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    yield from means(node, module, padding=False)
-
-
-def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
-    """Means over masks that may be empty: those that leave out padding, or all others."""
     parts = division(node, module)
     if parts is None:
         return
@@ -58,9 +53,8 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
     rows = _per_row(denominator, module)
     # of features, one mean for each sequence is padding, too; in a loss a sequence without tokens comes sooner or later
     kept = rows and "attention_mask" in words(mask, module) and in_loss(node, module)
-    plain = is_padding(mask, module) and not kept
-    if padding != (plain or (rows and _features(node, numerator, mask, module))):
-        return
+    padding = is_padding(mask, module) and not kept
+    padding = padding or (rows and _features(node, numerator, mask, module))
     keys = {key_of(t) for e in (mask, denominator) for t in trail(e, module)} - {""}
     keys |= {module.source(t) for t in trail(mask, module) if isinstance(t, ast.Subscript)}
     if not _is_mask(mask, numerator, keys, module) or _safe(node, numerator, denominator, mask, keys, module):
@@ -72,7 +66,7 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
         help=f"keep the divisor at 1 or more: {short(denominator, module) or 'mask.sum()'}.clamp(min=1)",
         edits=_fix(denominator, mask, module),
         safe=boolean(mask, module) and summed(denominator, module) is not None,
-        info=not padding and not _may_be_empty(node, numerator, mask, module),
+        info=padding or not _may_be_empty(node, numerator, mask, module),
         about=node,
     )
 
@@ -162,6 +156,10 @@ def _safe(
     held = core(mask, module)
     if isinstance(held, ast.BinOp) and isinstance(held.op, ast.Add) and guarded(held, module):
         return True
+    if isinstance(held, ast.Call) and called_last(held, module).startswith("clamp") and guarded(held, module):
+        return True
+    if isinstance(held, ast.Compare):
+        keys = keys | {key_of(t) for t in trail(held.left, module)} - {""}
     if checked(keys, node, module) or only_logged(node, module):
         return True
     if any(key_of(t) and changed_in_place(t, module) for t in trail(denominator, module)):
@@ -224,7 +222,7 @@ RULE = Rule(
     name="masked-mean-empty",
     what="""
 Finds a mean over a mask, `(x * mask).sum() / mask.sum()`, in a loss or a forward pass, when nothing keeps the
-divisor from zero.
+divisor from zero. Where the mask leaves out padding only, it is an info.
 """,
     why="""
 A batch in which the mask keeps nothing (all tokens padded, no positive box, no masked position) makes this 0 / 0.

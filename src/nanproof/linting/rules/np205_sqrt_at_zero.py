@@ -86,11 +86,11 @@ def _known(hit: Hit) -> bool:
 def _unlikely(hit: Hit) -> bool:
     """A distance of things that are hardly ever equal, a root over everything, a target: 0 is not expected."""
     module = hit.module
-    if any(word in hit.why for word in ("clamped", "variance", "weighted")) or _expected(hit):
-        return False
-    names = {n.rpartition(".")[2] for n in names_of(hit.operand, module)} - {"self"}
+    names = {n.rpartition(".")[2] for n in names_of(hit.operand, module)} - {"self", *module.aliases}
     if names and all(_TARGETS.search(n) for n in names):
         return True  # nothing is learned there
+    if any(word in hit.why for word in ("clamped", "variance", "weighted")) or _expected(hit):
+        return False
     parts = list(made_of(hit.operand, module, limit=80))
     differences = [n for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
     if any(to_itself(d) for d in differences):

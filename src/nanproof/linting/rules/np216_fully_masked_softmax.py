@@ -28,18 +28,13 @@ _MENDS = {"nan_to_num", "nan_to_num_", "isnan", "isinf", "isfinite", "masked_sof
 
 
 def check(node: ast.Call | ast.Assign, module: Module) -> Iterator[Found]:
-    yield from rows(node, module, padding=False)
-
-
-def rows(node: ast.Call | ast.Assign, module: Module, *, padding: bool) -> Iterator[Found]:
-    """Scores filled with -inf by masks that may cover a whole row: those of padded keys alone, or all others."""
     filled = _filled(node, module)
     if filled is None or number(filled[2], module) != -math.inf or aside(node, module):
         return
     scores, mask, filler = filled
     sided = of_both_sides(mask, module) or _intersects(mask, module)
     keys = not sided and (_of_keys(mask, module) or _attends(scores, module) or _queried(node, module))
-    if padding != keys or not (sided or _may_cover(mask, module) or is_padding(mask, module)):
+    if not (sided or _may_cover(mask, module) or is_padding(mask, module)):
         return
     in_place = isinstance(node, ast.Assign) or called_last(node, module).endswith("_")
     if key_of(scores) in {key_of(n) for n in ast.walk(mask)} - {""} or _mended(node, module):
@@ -51,6 +46,7 @@ def rows(node: ast.Call | ast.Assign, module: Module, *, padding: bool) -> Itera
         message=f"softmax gives NaN for a row that {short(mask, module) or 'the mask'} fills with -inf from end to end",
         help="fill with torch.finfo(scores.dtype).min, or set such rows to 0 afterwards (ops.masked_softmax does)",
         edits=fill_with_lowest(scores, filler, module),
+        info=keys,  # a sequence without a single token is rare
     )
 
 
