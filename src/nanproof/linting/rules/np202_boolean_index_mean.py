@@ -28,6 +28,7 @@ _LAYERS = {
     "KLDivLoss", "GaussianNLLLoss",
 }  # fmt: skip
 _CALLS = {"mean", *_LOSSES}
+_TESTS = {"isnan", "isfinite", "isinf"}
 _PLACES = {"arange", "eye", "tril", "triu", "ones"}
 _INDICES = re.compile(
     r"ind(ex|ices|s)?$|idx|ids$|(^|_)(i|j|k|rows?|cols?|positions?|order|perm)$|(^|_)(train|val|test)_mask", re.I
@@ -73,10 +74,12 @@ def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
 
 
 def _of_a_mask(mask: ast.expr, module: Module) -> bool:
-    """``mask > 0``, with a mask that says nothing of what it leaves out: as a rule, padding."""
+    """``mask > 0``, with a mask that says nothing of what it leaves out (as a rule, padding); and a test of what was
+    computed, ``d > 0``, ``~isnan(ratio)``, which hardly ever fails everywhere."""
     at = core(mask, module)
-    base = key_of(core(at.left, module)).rpartition(".")[2] if isinstance(at, ast.Compare) else ""
-    return base.endswith("mask") and not any(CHOSEN.search(w) for w in words(mask, module))
+    at = core(at.operand, module) if isinstance(at, ast.UnaryOp) else at
+    tests = isinstance(at, ast.Compare) or (isinstance(at, ast.Call) and called_last(at, module) in _TESTS)
+    return tests and not any(CHOSEN.search(w) for w in words(mask, module))
 
 
 def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Operation]]:

@@ -121,6 +121,7 @@ def compute_loss(model, x, y):  # backward is in another file
     fix="unsafe",
     fix_note="`dtype=torch.bfloat16` is given: the range of float32, 8 bits of precision, no scaler needed; it "
     "wants hardware that has it.",
+    default=False,
     nodes=(ast.With,),
     words=("autocast",),
     check=check,

@@ -104,6 +104,7 @@ def resume(args, model, optimizer):
     set_lr(optimizer, args.lr)  # a function of another file
 """,
     false_alarm="The scheduler is one that never overwrites what is set, such as ReduceLROnPlateau.",
+    default=False,
     nodes=(ast.Call,),
     calls=frozenset({"load_state_dict"}),
     words=("param_groups",),
