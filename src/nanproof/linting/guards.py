@@ -10,9 +10,9 @@ import math
 import re
 from typing import TYPE_CHECKING, TypeGuard
 
-from .flow import key_of, start
-from .names import dotted
-from .values import SAME, called_last, number, scalar
+from .flow import start
+from .names import called_last, dotted, key_of
+from .values import SAME, number, scalar
 
 if TYPE_CHECKING:
     from .source import Module
@@ -113,7 +113,8 @@ def changed_in_place(name: ast.AST, module: Module, until: ast.AST | None = None
     for use in module.uses(key, module.function(name)):
         if use is name or start(use) > here:
             continue
-        at, parent = use, module.parent(use)
+        at: ast.AST = use
+        parent = module.parent(use)
         while isinstance(parent, ast.Subscript) and parent.value is at:
             if isinstance(parent.ctx, ast.Store):
                 return True

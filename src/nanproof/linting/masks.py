@@ -6,8 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from .flow import key_of
-from .values import called_last, cores, made_of, unpacked
+from .names import called_last, key_of
+from .values import cores, made_of, unpacked
 
 if TYPE_CHECKING:
     from .source import Module

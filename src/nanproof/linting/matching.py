@@ -20,9 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import gradients, guards, numerics, purpose
-from .flow import key_of
-from .names import Operation
-from .training import loss_like, written
+from .names import Operation, key_of, written
+from .training import loss_like
 from .values import core, number, operation, scalar, short, trail
 
 if TYPE_CHECKING:

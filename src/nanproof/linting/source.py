@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from . import edit, names
-from .flow import Flow, has_argument, key_of
-from .names import Operation
+from .flow import Flow, has_argument
+from .names import Operation, key_of
 from .project import TORCH, FileFacts, ProjectFacts, lazy_facts
 from .rule import Change
 from .tree import Scope, Tree

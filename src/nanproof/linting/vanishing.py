@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from .flow import key_of
 from .guards import lower_bound, small_constant
-from .values import SAME, called_last, core, cores, made_of, number, operation, scalar, unpacked
+from .names import called_last, key_of
+from .values import SAME, core, cores, made_of, number, operation, scalar, unpacked
 
 if TYPE_CHECKING:
     from .source import Module

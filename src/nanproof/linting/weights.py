@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from .names import called_last, last_name, written
 from .rule import Change
-from .training import calls_in, is_true, keyword, last_name, true_name, written
+from .training import calls_in, is_true, keyword
 
 if TYPE_CHECKING:
     from .source import Module, Scope
@@ -65,7 +66,7 @@ def trainings(module: Module) -> list[Training]:
 
 def _trainings(module: Module) -> Iterator[Training]:
     for call in module.nodes(ast.Call):
-        name = true_name(module, call)
+        name = called_last(call, module)
         if _OPTIMIZERS.match(name) and call.args:
             models, trainer = _parameters_of(module, call.args[0]), False
         elif _TRAINER.match(name):
@@ -210,7 +211,7 @@ def trainer_precision(module: Module, training: Training) -> set[str]:
     found: set[str] = set()
     around = training.scope
     for call in calls_in(around):
-        name = true_name(module, call)
+        name = called_last(call, module)
         if _ARGUMENTS.match(name) and training.trainer:
             found |= {k for k in ("fp16", "bf16") if is_true(keyword(call, k))}
         elif name == "Accelerator":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import called_last, last_name
 from ..nonfinite import NAN_WORDS, find_test, subject_of
 from ..reaction import arms
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, is_false, keyword, last_name, true_name
+from ..training import calls_in, in_tests, is_false, keyword
 
 _ZEROING = {"zero_", "fill_", "mul_", "masked_fill_", "nan_to_num_", "copy_"}
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
@@ -73,12 +74,12 @@ def _stored_grad(node: ast.AST) -> bool:
 
 
 def _name_of(module: Module, node: ast.AST) -> str:
-    return true_name(module, node) if isinstance(node, ast.Call) else ""
+    return called_last(node, module) if isinstance(node, ast.Call) else ""
 
 
 def _kept(module: Module, call: ast.Call, operand: ast.expr) -> bool:
     """Whether the cleaned gradient goes back to where it came from, and not just into a plot or a norm."""
-    if true_name(module, call) == "nan_to_num_" or keyword(call, "out") is not None:
+    if called_last(call, module) == "nan_to_num_" or keyword(call, "out") is not None:
         return True
     parent = module.parent(call)
     if isinstance(parent, ast.Assign):
@@ -126,7 +127,7 @@ def _hooked(module: Module) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _cleans(module: Module, call: ast.Call) -> bool:
-    name = true_name(module, call)
+    name = called_last(call, module)
     if name == "where":
         return bool(call.args and find_test(module, call.args[0]))
     return name in ("nan_to_num", "nan_to_num_")

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..guards import changed_in_place, checked, guarded
 from ..masks import CHOSEN, is_padding, words
+from ..names import called_last, key_of
 from ..numerics import boolean, division, named_mask, summed
 from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..training import loss_like
-from ..values import called_last, core, cores, made_of, names_of, scalar, short, trail
+from ..values import core, cores, made_of, names_of, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module

@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..guards import checked
 from ..masks import CHOSEN, is_padding, words
-from ..names import Operation
+from ..names import Operation, called_last, key_of
 from ..numerics import boolean, named_mask
 from ..purpose import counts_hits, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, cores, made_of, names_of, number, scalar, short, trail
+from ..values import core, cores, made_of, names_of, number, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module

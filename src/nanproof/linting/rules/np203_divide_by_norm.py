@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import has_argument, key_of
+from ..flow import has_argument
 from ..matching import (
     Hit,
     Match,
@@ -19,10 +19,11 @@ from ..matching import (
     reported,
     training,
 )
+from ..names import called_last, key_of
 from ..numerics import boolean, named_mask
 from ..purpose import is_network
 from ..rule import Change, Rule
-from ..values import called_last, core, cores, made_of, number, operation, scalar
+from ..values import core, cores, made_of, number, operation, scalar
 from ..vanishing import squared, to_itself
 
 if TYPE_CHECKING:

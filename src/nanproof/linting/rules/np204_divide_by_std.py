@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 
-from ..flow import has_argument, key_of
+from ..flow import has_argument
 from ..matching import Hit, asked, guarded, quotient, replaced, reported, training
+from ..names import called_last, key_of
 from ..purpose import is_network
 from ..rule import Rule
-from ..values import called_last, core, cores, made_of, number, operation, trail
+from ..values import core, cores, made_of, number, operation, trail
 
 _REWARDS = re.compile(r"reward|(^|_)(adv|advantages?|returns?|scores?|r)(_|$)", re.I)
 _RANDOM = {"randn", "rand", "randn_like", "rand_like"}

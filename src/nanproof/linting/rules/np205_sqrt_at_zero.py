@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 
-from ..flow import key_of
 from ..guards import checked, small_constant
 from ..matching import Hit, constant, guarded, in_loss, power, reported, training
+from ..names import called_last, key_of
 from ..rule import Change, Rule
-from ..values import called_last, core, made_of, names_of, nodes_of, number, operation, short
+from ..values import core, made_of, names_of, nodes_of, number, operation, short
 from ..vanishing import is_constant, squared, to_itself, vanishes
 
 # Coordinates, sizes of boxes and spectra of the input: nothing is learned before them.

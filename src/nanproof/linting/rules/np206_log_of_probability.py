@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..gradients import constant
 from ..guards import checked, guarded
+from ..names import key_of
 from ..numerics import division, named_probability, probability, summed
 from ..purpose import aside, only_logged, trains
 from ..rewrite import move

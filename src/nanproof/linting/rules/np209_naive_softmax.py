@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..matching import Hit, constant, not_aside, quotient, training
-from ..names import Operation
+from ..names import Operation, called_last, key_of
 from ..numerics import division, shifted, summed
 from ..rewrite import move
 from ..rule import Moved, Rule
-from ..values import called_last, core, made_of, operation, trail
+from ..values import core, made_of, operation, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:

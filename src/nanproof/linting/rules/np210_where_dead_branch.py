@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..gradients import constant, enclosing
 from ..guards import guarded, small_constant
+from ..names import called_last, key_of
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, nodes_of, number, operation, scalar, short, trail
+from ..values import core, nodes_of, number, operation, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module

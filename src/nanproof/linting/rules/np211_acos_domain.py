@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from ..guards import guarded, lower_bound
 from ..matching import Hit, Match, asked, constant, in_loss, not_aside, outside_loss, reported
+from ..names import called_last
 from ..numerics import boolean, division
 from ..rule import Change, Rule
-from ..values import called_last, core, made_of, number, trail
+from ..values import core, made_of, number, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:

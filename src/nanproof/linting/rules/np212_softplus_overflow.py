@@ -6,9 +6,10 @@ import ast
 
 from ..gradients import constant
 from ..matching import Hit, call, exponent, not_aside
+from ..names import called_last
 from ..numerics import shifted
 from ..rule import Change, Rule
-from ..values import called_last, core, number, scalar
+from ..values import core, number, scalar
 
 
 def beside_one(hit: Hit) -> ast.expr | None:

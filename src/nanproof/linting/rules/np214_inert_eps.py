@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import lower_bound
+from ..names import called_last
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, number
+from ..values import core, number
 
 if TYPE_CHECKING:
     from ..source import Module

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..masks import is_causal, is_padding, of_both_sides, words
+from ..names import called_last, key_of
 from ..numerics import softmaxed
 from ..purpose import aside
 from ..rewrite import fill_with_lowest
 from ..rule import Found, Rule
-from ..values import called_last, core, cores, made_of, number, short
+from ..values import core, cores, made_of, number, short
 
 if TYPE_CHECKING:
     from ..source import Module

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import end, key_of, start
+from ..flow import end, start
 from ..guards import small_constant
+from ..names import called_last, key_of
 from ..numerics import QUOTIENTS, division, shifted, summed
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, operation, scalar, short, trail
+from ..values import core, made_of, operation, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module

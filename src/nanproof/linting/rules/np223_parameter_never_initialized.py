@@ -6,10 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
-from ..names import dotted
+from ..names import dotted, key_of, last_name
 from ..rule import Change, Found, Rule
-from ..training import keyword, last_name
+from ..training import keyword
 
 if TYPE_CHECKING:
     from ..source import Module

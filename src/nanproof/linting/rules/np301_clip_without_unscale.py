@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from ..events import Event
+from ..names import written
 from ..paths import Way, all_ways
 from ..rule import Change, Found, Rule
 from ..source import Module
-from ..training import keyword, within_block, written
+from ..training import keyword, within_block
 
 
 def check(node: ast.Module, module: Module) -> Iterator[Found]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import called_last
 from ..purpose import aside
 from ..rule import Change, Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, keyword, true_name
+from ..training import calls_in, in_tests, keyword
 from ..weights import dtype_of
 
 _HALF_TINY = 2.0**-25
@@ -92,7 +93,7 @@ def _needs_gap(module: Module, node: ast.Call) -> bool:
     if "float64" in module.text or "double" in module.text:
         return False
     for call in calls_in(scope):
-        name = true_name(module, call)
+        name = called_last(call, module)
         if name in _NEAR_ONE:
             return True
         if name in ("log", "sqrt") and any(_one_minus(n) for n in ast.walk(call)):

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import called_last
 from ..paths import ways_of
 from ..rule import Change, Found, Rule
 from ..source import Module
-from ..training import in_tests, keyword, stored_in, true_name
+from ..training import in_tests, keyword, stored_in
 from ..weights import dtype_of, is_disabled
 
 _SCALED = re.compile(r"scaler|scale_loss|loss_scale|set_autocast|apex|deepspeed", re.IGNORECASE)
@@ -34,7 +35,7 @@ def check(node: ast.With, module: Module) -> Iterator[Found]:
 def _autocast(module: Module, node: ast.expr) -> ast.Call | None:
     """The call of autocast that a with-statement enters, by a name too."""
     if isinstance(node, ast.Call):
-        return node if true_name(module, node) == "autocast" else None
+        return node if called_last(node, module) == "autocast" else None
     found = (_autocast(module, v) for v in module.values(node) if isinstance(v, ast.Call))
     return next((c for c in found if c is not None), None)
 

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import written
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import in_tests, is_optimizer, names_in, written
+from ..training import in_tests, is_optimizer, names_in
 
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
