@@ -89,17 +89,25 @@ def _unlikely(hit: Hit) -> bool:
     names = {n.rpartition(".")[2] for n in names_of(hit.operand, module)} - {"self", *module.aliases}
     if names and all(_TARGETS.search(n) for n in names):
         return True  # nothing is learned there
-    if any(word in hit.why for word in ("clamped", "variance", "weighted")) or _expected(hit):
-        return False
     parts = list(made_of(hit.operand, module, limit=80))
     differences = [n for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
-    if any(to_itself(d) for d in differences):
-        return False  # all pairs: each has the distance 0 from itself
+    if _expected(hit) or any(to_itself(d) for d in differences):
+        return False  # of all pairs, each has the distance 0 from itself
+    if not in_loss(hit):
+        return not _rectified(hit)
+    if any(word in hit.why for word in ("clamped", "variance", "weighted")):
+        return False
     reduced = operation(core(hit.operand, module), module)
     along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
     if differences or (reduced is not None and reduced.name == "add"):
         return not ((along or (reduced is not None and reduced.name == "add")) and in_loss(hit))
     return not (along and _below(hit))
+
+
+def _rectified(hit: Hit) -> bool:
+    """What an activation gives out may be zero everywhere."""
+    calls = [p for p in made_of(hit.operand, hit.module, limit=80) if isinstance(p, ast.Call)]
+    return any(re.search(r"relu|activation|^act", called_last(c, hit.module), re.I) for c in calls)
 
 
 def _expected(hit: Hit) -> bool:

@@ -30,7 +30,7 @@ _CAMERAS = re.compile(r"camera|distort|project|fisheye|intersect|(^|_)rays?(_|$)
 """Geometry of the input: nothing is learned before it."""
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
-_AT_ZERO = {"div", "reciprocal"}
+_AT_ZERO = {"div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "power"}
 _HOLDS: dict[type[ast.cmpop], Callable[[float], bool]] = {
     ast.Lt: lambda x: x < 0, ast.LtE: lambda x: x <= 0, ast.Gt: lambda x: x > 0, ast.GtE: lambda x: x >= 0,
     ast.Eq: lambda x: x == 0, ast.NotEq: lambda x: x != 0,
@@ -67,14 +67,16 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
 
 
 def _zero_is_chosen(condition: ast.expr, operand: ast.expr, first: bool, module: Module) -> bool:
-    """``where(x < 1, 1 / x, 0)``: zero, the only bad place, is where the branch is taken."""
+    """``where(x < 1, 1 / x, 0)``: zero, the bad place, is where the branch is taken; or the condition asks about a
+    large number, and the operand is something else."""
     test, keys = core(condition, module), {key_of(t) for t in trail(operand, module)} - {""}
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     for side, other, sign in ((test.left, test.comparators[0], 1), (test.comparators[0], test.left, -1)):
         bound = number(other, module)
-        if bound is not None and key_of(side) in keys and (holds := _HOLDS.get(type(test.ops[0]))):
-            return holds(-sign * bound) == first
+        holds = _HOLDS.get(type(test.ops[0]))
+        if bound is not None and holds is not None:
+            return holds(-sign * bound) == first if key_of(side) in keys else abs(bound) > 1
     return False
 
 

@@ -36,8 +36,16 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         "NaN included",
         help="initialize it: torch.zeros(...), or torch.nn.init.normal_ on the parameter",
         edits=_fix(made, module),
-        info=module.project.initializes or any(w in module.text for w in ("load_state_dict", "PreTrainedModel")),
+        info=_loaded(klass, module),
     )
+
+
+def _loaded(klass: ast.ClassDef, module: Module) -> bool:
+    """Whether another file may write into it: by a loop over parameters, or from a checkpoint, as nothing trains."""
+    if any(word in module.text for word in ("load_state_dict", "PreTrainedModel")):
+        return True
+    alone = module.trained_elsewhere(klass.name) is None
+    return module.project.initializes or not (alone or module.project.optimizer)
 
 
 def _empty(made: ast.Call, module: Module) -> bool:
