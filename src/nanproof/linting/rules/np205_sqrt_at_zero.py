@@ -91,14 +91,14 @@ def _unlikely(hit: Hit) -> bool:
         return True  # nothing is learned there
     parts = list(made_of(hit.operand, module, limit=80))
     differences = [n for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
-    if _expected(hit) or any(to_itself(d) for d in differences):
+    reduced = operation(core(hit.operand, module), module)
+    along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
+    if any(to_itself(d) for d in differences) or (_expected(hit) and (along or in_loss(hit))):
         return False  # of all pairs, each has the distance 0 from itself
     if not in_loss(hit):
         return not _rectified(hit)
     if any(word in hit.why for word in ("clamped", "variance", "weighted")):
         return False
-    reduced = operation(core(hit.operand, module), module)
-    along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
     if differences or (reduced is not None and reduced.name == "add"):
         return not ((along or (reduced is not None and reduced.name == "add")) and in_loss(hit))
     return not (along and _below(hit))

@@ -34,6 +34,8 @@ def check(node: ast.Call | ast.Assign, module: Module) -> Iterator[Found]:
     scores, mask, filler = filled
     sided = of_both_sides(mask, module) or _intersects(mask, module)
     keys = not sided and (_of_keys(mask, module) or _attends(scores, module) or _queried(node, module))
+    if not sided and is_causal(mask, module):
+        return
     if not (sided or _may_cover(mask, module) or is_padding(mask, module)):
         return
     in_place = isinstance(node, ast.Assign) or called_last(node, module).endswith("_")
