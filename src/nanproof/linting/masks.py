@@ -22,6 +22,7 @@ _LENGTHS = re.compile(
 _OF_LENGTHS = re.compile(
     r"mask_from_len(gth)?s|len(gth)?s?_to_masks?|sequence_mask|make_(non_)?pad_mask|(^|_)len(gth)?s$", re.I
 )
+_PADDED = re.compile(r"(^|_)pad(ded|ding)?_?(values?|val|ids?|idx|index|tokens?\w*)$", re.I)
 _CHOICE = re.compile(
     r"label|target|ignore|loss_mask|(^|_)(pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
     r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|assist\w*|hard|obj|weights?)(_|$)",
@@ -67,6 +68,8 @@ def is_padding(mask: ast.expr, module: Module) -> bool:
     if any(_OF_LENGTHS.search(n) for n in names):
         return True  # whatever it is called, it was made from lengths
     text = words(mask, module)
+    if any(_PADDED.search(w) for w in text):
+        return True  # what is compared with the filler of padding
     return any(_LENGTHS.search(w) for w in text) and not any(_CHOICE.search(w) for w in text)
 
 

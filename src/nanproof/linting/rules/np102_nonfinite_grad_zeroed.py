@@ -29,6 +29,7 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
             node=place,
             message=f"{how}; a step with such gradients still moves the weights",
             help="skip the whole step instead: no optimizer, scheduler, scaler or EMA step for this batch",
+            info=isinstance(place, ast.Call) and keyword(place, "posinf") is not None,  # bounds that were thought about
         )
 
 

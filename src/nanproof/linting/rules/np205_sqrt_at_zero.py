@@ -84,24 +84,21 @@ def _known(hit: Hit) -> bool:
 
 
 def _unlikely(hit: Hit) -> bool:
-    """A distance of things that are hardly ever equal, a root over everything, a target: 0 is not expected."""
+    """Nothing in sight says that zero comes: no activation, no pair with itself, no eps, no difference in a loss."""
     module = hit.module
-    names = {n.rpartition(".")[2] for n in names_of(hit.operand, module)} - {"self", *module.aliases}
+    nodes = list(made_of(hit.operand, module, limit=80, indices=False))
+    names = {key_of(n).rpartition(".")[2] for n in nodes} - {"", "self", *module.aliases}
     if names and all(_TARGETS.search(n) for n in names):
         return True  # nothing is learned there
-    parts = list(made_of(hit.operand, module, limit=80))
-    differences = [n for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
-    reduced = operation(core(hit.operand, module), module)
-    along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
-    if any(to_itself(d) for d in differences) or (_expected(hit) and (along or in_loss(hit))):
+    differences = [n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
+    if any(to_itself(d) for d in differences) or _rectified(hit):
         return False  # of all pairs, each has the distance 0 from itself
     if not in_loss(hit):
-        return not _rectified(hit)
-    if any(word in hit.why for word in ("clamped", "variance", "weighted")):
-        return False
-    if differences or (reduced is not None and reduced.name == "add"):
-        return not ((along or (reduced is not None and reduced.name == "add")) and in_loss(hit))
-    return not (along and _below(hit))
+        return True
+    reduced = operation(core(hit.operand, module), module)
+    along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
+    bounded = any(word in hit.why for word in ("clamped", "variance", "weighted"))
+    return not (_expected(hit) or bounded or hit.why == "a square" or (along and (differences or _below(hit))))
 
 
 def _rectified(hit: Hit) -> bool:
@@ -143,7 +140,8 @@ RULE = Rule(
     name="sqrt-at-zero",
     what="""
 Finds, in a loss or a forward pass, the square root of something that can be exactly zero: a square, a sum or mean of
-squares, a variance, a difference, or a value clamped to zero. Powers of 0.5 count as roots.
+squares, a variance, a difference, or a value clamped to zero. Powers of 0.5 count as roots. Outside a loss it is an
+info, except behind an activation and for the distances of things from themselves.
 """,
     why="""
 The derivative of √x is 1 / (2√x): infinite at 0. The chain rule multiplies it with the derivative of what is inside,

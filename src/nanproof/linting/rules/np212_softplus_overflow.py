@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ..gradients import constant
-from ..matching import Hit, call, exponent, not_aside
+from ..matching import Hit, call, exponent, not_aside, outside_loss
 from ..names import called_last
 from ..numerics import shifted
 from ..rule import Change, Rule
@@ -33,7 +33,7 @@ def _at_most_one(hit: Hit) -> bool:
     """exp(-|x|), of the safe formula."""
     if any(isinstance(p, ast.Call) and called_last(p, hit.module) == "abs" for p in ast.walk(hit.operand)):
         return True
-    at = hit.operand
+    at = core(hit.operand, hit.module)
     inner = core(at.operand, hit.module) if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub) else None
     return isinstance(inner, ast.Call) and called_last(inner, hit.module) == "abs"
 
@@ -79,7 +79,7 @@ def ranking_loss(positive, negative):
     match=call("log", "log1p").of(beside_one, _varies, exponent),
     where=not_aside,
     unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one),
-    doubt=(_parameter,),
+    doubt=(_parameter, outside_loss),
     message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
     help="use torch.nn.functional.softplus(x)",
     edit=_softplus,
