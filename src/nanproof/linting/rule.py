@@ -174,7 +174,7 @@ def with_imports(text: str) -> str:
 
 _FIXES = {
     "safe": "Safe: every finite result stays what it is. `nanproof lint --fix` applies it.",
-    "unsafe": "Unsafe: it changes behaviour, so it is applied only by `nanproof lint --unsafe-fixes`; read the diff.",
+    "unsafe": "Unsafe: it changes behavior, so it is applied only by `nanproof lint --unsafe-fixes`; read the diff.",
     "none": "There is no automatic fix: what is right depends on what the code means.",
 }
 

@@ -119,7 +119,7 @@ def is_constant(operand: ast.expr, module: Module) -> bool:
     """Whether nothing here is learned: made from sizes, drawn at random, detached, from NumPy.
 
     One such part is enough, as arguments beside it are mostly centres and widths; but not if a layer or an unknown
-    function has had its hands on it.
+    function was applied to it.
     """
     plain = False
     for part in made_of(operand, module, limit=300, indices=False):

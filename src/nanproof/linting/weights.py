@@ -34,7 +34,7 @@ _OPTIMIZERS = re.compile(
 )
 _TRAINER = re.compile(r"^\w*Trainer$")
 _ARGUMENTS = re.compile(r"^\w*TrainingArguments$|^(SFT|DPO|ORPO|KTO|GRPO|Reward|PPO|CPO)Config$")
-# Something else owns the weights' precision: adapters in fp32, quantised weights, apex or DeepSpeed master weights.
+# Something else owns the weights' precision: adapters in fp32, quantized weights, apex or DeepSpeed master weights.
 _OTHERWISE = re.compile(
     r"lora|peft|load_in_[48]bit|quantization_config|bnb_4bit|FP16_Optimizer|fp16_util|network_to_half|deepspeed|megatron|"
     r"fairscale|colossalai|convert_models_to_fp32|MasterParam|master_param|fp32_param|apex",

@@ -117,7 +117,7 @@ def _is_zero(node: ast.AST) -> bool:
 
 
 def _hooked(module: Module) -> Iterator[tuple[ast.AST, str]]:
-    """A hook that hands on a cleaned gradient."""
+    """A hook that returns a cleaned gradient."""
     for hook in module.calls(*_HOOKS):
         given = hook.args[0] if hook.args else None
         body: ast.AST | None = given.body if isinstance(given, ast.Lambda) else None

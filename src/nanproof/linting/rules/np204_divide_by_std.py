@@ -79,7 +79,7 @@ Equal values have the standard deviation 0 and differ from their mean by 0: the 
 in the gradient. Rewards of a group are equal as soon as the model solves, or fails, all of it; activations are equal
 when a channel has died; a constant image or a padded sequence is equal everywhere.
 
-An eps in the divisor makes it 0. What an eps does not mend is a single element: the unbiased standard deviation of one
+An eps in the divisor makes it 0. What an eps does not fix is a single element: the unbiased standard deviation of one
 value is 0 / 0 itself, and `(x - x.mean()) / (x.std() + 1e-6)` stays NaN. Use `unbiased=False` where that can happen. In
 float16 an eps below 6e-8 is 0.
 """,

@@ -173,7 +173,7 @@ def centerness_loss(left, right):
 """,
     false_alarm="""
 Nothing learned is under the root, or the value cannot be zero. Noise schedules, grids, random numbers and detached
-tensors are left alone where they can be recognised.
+tensors are left alone where they can be recognized.
 """,
     fix="unsafe",
     fix_note="It adds `1e-12` under the root, or raises the bound of the clamp to it: a root of 0 becomes 1e-6.",

@@ -110,7 +110,7 @@ forward pass; and, in a loss, of something that is clamped to exactly [-1, 1].
 A cosine computed in floating point is not always at most 1. Of 10,000 random unit vectors in float32, the product with
 themselves is above 1 for about 19 %; acos(1.0000001) is NaN.
 
-The slope of acos is -1 / √(1 - x²), infinite at ±1. `x.clamp(-1, 1)` mends the value, but its gradient passes at
+The slope of acos is -1 / √(1 - x²), infinite at ±1. `x.clamp(-1, 1)` fixes the value, but its gradient passes at
 exactly 1, so two equal directions still have an infinite slope, and NaN one step further back. `1 - 1e-8` is 1 in
 float32: an eps has to be at least 6e-8. `atan2(sin, cos)` has no such place.
 """,

@@ -176,7 +176,7 @@ class Pooling(nn.Module):
     miss="""
 class Attention(nn.Module):
     def forward(self, scores, adjacency):
-        scores = torch.where(adjacency > 0, scores, float("-inf"))  # a node without neighbours
+        scores = torch.where(adjacency > 0, scores, float("-inf"))  # a node without neighbors
         return scores.softmax(-1)
 """,
     false_alarm="""

@@ -172,7 +172,7 @@ RULE = Rule(
     code="NP218",
     name="sinkhorn-in-exp-space",
     what="""
-Finds Sinkhorn iterations that normalise the rows and columns of an exponential in turn, and those that scale a kernel
+Finds Sinkhorn iterations that normalize the rows and columns of an exponential in turn, and those that scale a kernel
 exp(-cost / reg) by two vectors, where the exponent is neither shifted nor clamped.
 """,
     why="""
@@ -207,7 +207,7 @@ def rows(m):
 def doubly_stochastic(logits, turns=20):
     m = torch.exp(logits)
     for _ in range(turns):
-        m = rows(rows(m).mT).mT  # the normalisation is in another function
+        m = rows(rows(m).mT).mT  # the normalization is in another function
     return m
 """,
     false_alarm="""

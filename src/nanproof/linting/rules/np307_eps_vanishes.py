@@ -59,7 +59,7 @@ def _clamped(node: ast.Call, module: Module) -> Iterator[Found]:
             yield Found(
                 node=node,
                 message=f"the eps of `{module.source(node)}` ({size:g}) is 0 in float16: a zero vector becomes NaN",
-                help="normalise in float32, or give eps=1e-4",
+                help="normalize in float32, or give eps=1e-4",
             )
         return
     size = number(module, low) if low is not None else None
@@ -198,7 +198,7 @@ def weights(scores):
     p = scores.float().exp()
     return p / (p.sum(-1, keepdim=True) + 1e-8)
 """,
-    miss="""def normalise(x, eps=1e-8):  # float16 only when the caller's model is
+    miss="""def normalize(x, eps=1e-8):  # float16 only when the caller's model is
     return x / (x.norm(dim=-1, keepdim=True) + eps)
 """,
     false_alarm="The tensor is float16 only in a branch that is not taken, or the value can never reach the bound.",

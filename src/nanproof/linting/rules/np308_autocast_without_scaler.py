@@ -86,7 +86,7 @@ RULE = Rule(
     name="autocast-without-scaler",
     what="Finds a training step under `autocast` without a dtype, or with float16, whose loss is differentiated by "
     "a plain `loss.backward()`, in a project without a GradScaler.",
-    why='On CUDA autocast means float16 unless told otherwise (`torch.get_autocast_dtype("cuda")` is '
+    why='On CUDA autocast means float16 by default (`torch.get_autocast_dtype("cuda")` is '
     "torch.float16; on the CPU it is bfloat16). Gradients below 6e-8 are 0 in float16: a loss of 1e-8 · mean under "
     "float16 autocast gave weight gradients of exactly 0, with the scale of 65,536 they were 1.6e-4 (2.5e-9 after "
     "division). And nothing leaves out a step in which something passed 65,504. One post-mortem found its bf16 "
