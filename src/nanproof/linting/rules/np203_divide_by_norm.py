@@ -8,17 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import has_argument
-from ..matching import (
-    Hit,
-    Match,
-    asked_about_parts,
-    constant,
-    guarded,
-    in_loss,
-    quotient,
-    reported,
-    training,
-)
+from ..matching import Hit, Match, asked_about_parts, constant, guarded, in_loss, quotient, reported, training
 from ..names import called_last, key_of
 from ..numerics import boolean, named_mask
 from ..purpose import is_network

@@ -10,6 +10,7 @@ from ..purpose import aside
 from ..rule import Change, Found, Rule
 from ..source import Module
 from ..training import calls_in, in_tests, keyword
+from ..values import number
 from ..weights import dtype_of
 
 _HALF_TINY = 2.0**-25
@@ -34,7 +35,7 @@ def _added(node: ast.BinOp, module: Module) -> Iterator[Found]:
     if not isinstance(node.op, ast.Add):
         return
     for small, other in ((node.right, node.left), (node.left, node.right)):
-        value = number(module, small)
+        value = number(small, module)
         if value and 0 < value < _HALF_TINY and _is_half(module, other):
             yield Found(
                 node=node,
@@ -54,7 +55,7 @@ def _clamped(node: ast.Call, module: Module) -> Iterator[Found]:
     low = keywords.get("min") or (rest[0] if rest and name != "normalize" else None)
     if name == "normalize":
         eps = keywords.get("eps") or (rest[2] if len(rest) > 2 else None)
-        size = number(module, eps) if eps is not None else 1e-12
+        size = number(eps, module) if eps is not None else 1e-12
         if size is not None and size < _HALF_TINY and _is_half(module, operand):
             yield Found(
                 node=node,
@@ -62,7 +63,7 @@ def _clamped(node: ast.Call, module: Module) -> Iterator[Found]:
                 help="normalize in float32, or give eps=1e-4",
             )
         return
-    size = number(module, low) if low is not None else None
+    size = number(low, module) if low is not None else None
     if size is not None and 0 < size < _HALF_TINY and low is not None and _is_half(module, operand):
         yield Found(
             node=node,
@@ -71,7 +72,7 @@ def _clamped(node: ast.Call, module: Module) -> Iterator[Found]:
             edits=_fix(module, low, "1e-4"),
         )
     high = keywords.get("max") or (rest[1] if len(rest) > 1 else None)
-    bound = number(module, high) if high is not None else None
+    bound = number(high, module) if high is not None else None
     if (
         bound is not None
         and high is not None
@@ -110,38 +111,6 @@ def _one_minus(node: ast.AST) -> bool:
 
 def _is_one(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
-
-
-def number(module: Module, node: ast.AST, depth: int = 3) -> float | None:
-    """The value of a constant expression; names and defaults of arguments are followed."""
-    if isinstance(node, ast.Constant):
-        return float(node.value) if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = number(module, node.operand, depth)
-        return -inner if inner is not None else None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Add):
-        left, right = number(module, node.left, depth), number(module, node.right, depth)
-        if left is None or right is None:
-            return None
-        return left - right if isinstance(node.op, ast.Sub) else left + right
-    if depth and isinstance(node, ast.Name | ast.Attribute):
-        held = module.value(node)
-        if held is not None:
-            return number(module, held, depth - 1)
-        return _default(module, node) if isinstance(node, ast.Name) else None
-    return None
-
-
-def _default(module: Module, node: ast.Name) -> float | None:
-    """The default of an argument with this name."""
-    scope = module.function(node)
-    if isinstance(scope, ast.Module):
-        return None
-    named = [*scope.args.posonlyargs, *scope.args.args]
-    defaults = dict(zip([a.arg for a in reversed(named)], reversed(scope.args.defaults), strict=False))
-    defaults |= {a.arg: d for a, d in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True) if d}
-    held = defaults.get(node.id)
-    return number(module, held, 0) if held is not None else None
 
 
 def _is_half(module: Module, node: ast.AST, depth: int = 3) -> bool:

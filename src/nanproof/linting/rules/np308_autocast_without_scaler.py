@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..names import called_last
 from ..paths import ways_of
-from ..rule import Change, Found, Rule
+from ..rule import Change, Found, Rule, amp_loop
 from ..source import Module
 from ..training import in_tests, keyword, stored_in
 from ..weights import dtype_of, is_disabled
@@ -91,26 +91,8 @@ RULE = Rule(
     "float16 autocast gave weight gradients of exactly 0, with the scale of 65,536 they were 1.6e-4 (2.5e-9 after "
     "division). And nothing leaves out a step in which something passed 65,504. One post-mortem found its bf16 "
     "setting overridden by exactly this default.",
-    bad="""import torch
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-""",
-    good="""import torch
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-""",
+    bad=amp_loop("optimizer.step()", dtype=""),
+    good=amp_loop("optimizer.step()", dtype=", dtype=torch.bfloat16"),
     miss="""import torch
 
 def compute_loss(model, x, y):  # backward is in another file
