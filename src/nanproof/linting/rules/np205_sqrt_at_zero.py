@@ -93,12 +93,16 @@ def _unlikely(hit: Hit) -> bool:
     differences = [n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
     if any(to_itself(d) for d in differences) or _rectified(hit):
         return False  # of all pairs, each has the distance 0 from itself
-    if not in_loss(hit):
-        return True
     reduced = operation(core(hit.operand, module), module)
-    along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
-    bounded = any(word in hit.why for word in ("clamped", "variance", "weighted"))
-    return not (_expected(hit) or bounded or hit.why == "a square" or (along and (differences or _below(hit))))
+    name = reduced.name if reduced is not None else ""
+    along = reduced is not None and name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
+    if not in_loss(hit):
+        return not (along and _expected(hit))
+    if _expected(hit) or hit.why == "a square" or any(w in hit.why for w in ("clamped", "variance", "weighted")):
+        return False
+    if name == "add":  # distances, and what filters make of a flat image
+        return not (differences or any(isinstance(n, ast.Call) and module.operation(n) is None for n in nodes))
+    return not (along and (differences or _below(hit)))
 
 
 def _rectified(hit: Hit) -> bool:
@@ -141,7 +145,7 @@ RULE = Rule(
     what="""
 Finds, in a loss or a forward pass, the square root of something that can be exactly zero: a square, a sum or mean of
 squares, a variance, a difference, or a value clamped to zero. Powers of 0.5 count as roots. Outside a loss it is an
-info, except behind an activation and for the distances of things from themselves.
+info, except behind an activation, with an eps outside the root, and for distances of things from themselves.
 """,
     why="""
 The derivative of √x is 1 / (2√x): infinite at 0. The chain rule multiplies it with the derivative of what is inside,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ..gradients import constant
+from ..gradients import constant, enclosing
 from ..matching import Hit, call, exponent, not_aside, outside_loss
 from ..names import called_last
 from ..numerics import shifted
@@ -50,6 +50,11 @@ def _parameter(hit: Hit) -> bool:
     return isinstance(hit.operand, ast.Attribute)
 
 
+def _aside(hit: Hit) -> bool:
+    """Neither in a loss nor in a forward pass: times are drawn so, for instance."""
+    return outside_loss(hit) and all(f.name != "forward" for f in enclosing(hit.node, hit.module))
+
+
 def _softplus(hit: Hit) -> tuple[Change, ...]:
     name, needed = hit.module.spell("torch.nn.functional.softplus")
     inside = any(n is hit.operand for n in ast.walk(hit.node))
@@ -79,7 +84,7 @@ def ranking_loss(positive, negative):
     match=call("log", "log1p").of(beside_one, _varies, exponent),
     where=not_aside,
     unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one),
-    doubt=(_parameter, outside_loss),
+    doubt=(_parameter, _aside),
     message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
     help="use torch.nn.functional.softplus(x)",
     edit=_softplus,
