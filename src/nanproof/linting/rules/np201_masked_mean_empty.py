@@ -34,6 +34,7 @@ _POSITIVE = {
     "relu",
     "rand",
 }
+_BUILT = {"tril", "triu", "eye", "full", "linspace", "tensor", "as_tensor"}
 _ROUTING = re.compile(
     r"expert|router|routing|gate|(^|_)moe|capacity|top_?k|attn_weight|attention_weight|degree|(^|_)deg"
 )
@@ -192,7 +193,7 @@ def _constant_mask(mask: ast.expr, module: Module) -> bool:
         found = module.operation(held)
         sides = [found.operand, *found.args] if found and found.operand is not None else held.args
         return len(sides) == 2 and _finds_itself(sides[0], sides[1], module)
-    return isinstance(held, ast.Call) and called_last(held, module) in ("tril", "triu", "eye", "full", "linspace")
+    return isinstance(held, ast.Call) and called_last(held, module) in _BUILT
 
 
 def _finds_itself(left: ast.expr | None, right: ast.expr | None, module: Module) -> bool:
