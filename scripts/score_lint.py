@@ -119,7 +119,7 @@ class Judgment:
     round: str
     """"tune", "measure", "fresh", "last", then "round1" and so on: in each, repositories that no rule had seen."""
     today: str
-    """"shown", "info" or "gone"."""
+    """"shown", "info", "gone", or nothing where there was no checkout."""
 
 
 HEAD = "repo\tcommit\tpath\tline\trule\tverdict\tround\ttoday"

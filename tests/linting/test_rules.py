@@ -130,11 +130,15 @@ def test_judgments_are_facts_about_places() -> None:
     found = score_lint.judgments()
     assert len(found) >= 300
     assert {j.verdict for j in found} == set(score_lint.VERDICTS)
-    assert {j.today for j in found} == {"shown", "info", "gone"}
+    assert {j.today for j in found} - {""} == {"shown", "info", "gone"}  # "" where there is no checkout any more
     assert all(re.fullmatch(r"[0-9a-f]{40}", j.commit) and j.line > 0 for j in found)
     assert {j.rule for j in found} <= {r.code for r in everything()}
     rounds = {j.repo: j.round for j in found}
     assert all(rounds[j.repo] == j.round for j in found)  # a repository is linted for the first time once
+
+
+KEPT_ON = {"NP205"}
+"""Below 70 %, and still on: a root at zero is among the most frequent causes of real incidents."""
 
 
 def test_a_rule_that_is_seldom_right_is_off_by_default() -> None:
@@ -142,7 +146,8 @@ def test_a_rule_that_is_seldom_right_is_off_by_default() -> None:
     default = {r.code for r in everything() if is_default(r)}
     for code in {j.rule for j in found} & default:
         own = [j.verdict for j in found if j.rule == code]
-        assert len(own) < 20 or own.count("true") / len(own) >= 0.7, code
+        often = len(own) < 20 or own.count("true") / len(own) >= 0.7
+        assert often != (code in KEPT_ON), code
 
 
 def test_the_page_has_the_precision_of_the_judgments() -> None:
