@@ -1,10 +1,9 @@
 """How well the rules do on the project's own labeled files: `python scripts/score_lint.py [FIXTURE …]`.
 
 `--judged` prints the precision per rule over public code, from the findings that were read and judged one by one
-(tests/linting/judged.tsv: repository, commit, path, line, rule, verdict, and whether the repository was used for
-tuning, only for measuring, or was linted for the first time, before or after all tuning). `--docs` writes the same
-table into docs/lint.md.
-`--repos FOLDER` lints checkouts named `owner+name` and scores what is found today against the judgments.
+(tests/linting/judged.tsv: repository, commit, path, line, rule, verdict, the round in which the repository was linted
+for the first time, and whether the finding is shown today). `--docs` writes the same table into docs/lint.md.
+`--repos FOLDER` lints checkouts named `owner+name`, compares with the judgments, and writes the last column.
 
 A line that must be reported ends with ``# error: NP301`` (several codes: ``# error: NP301, NP105``); any other finding
 is a false alarm. ``# miss: NP301`` marks a mistake that the rule knowingly does not find: it counts against recall. A
@@ -16,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from nanproof.linting import lint
@@ -28,6 +27,7 @@ FOLDER = Path(__file__).parent.parent / "tests" / "linting" / "fixtures"
 _MARK = re.compile(r"#\s*(error|miss):\s*(NP\d{3}(?:\s*,\s*NP\d{3})*)")
 
 Place = tuple[str, int]
+Place4 = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,33 +116,32 @@ class Judgment:
     line: int
     rule: str
     verdict: str
-    use: str
-    """"tune", "measure", "fresh" (linted for the first time when judged), "mended" (of those, no longer shown), or
-    "last" (linted for the first time after all tuning)."""
+    round: str
+    """"tune", "measure", "fresh", "last", then "round1" and so on: in each, repositories that no rule had seen."""
+    today: str
+    """"shown", "info", "gone", or nothing where there was no checkout."""
+
+
+HEAD = "repo\tcommit\tpath\tline\trule\tverdict\tround\ttoday"
 
 
 def judgments() -> list[Judgment]:
     rows = [line.split("\t") for line in JUDGED.read_text(encoding="utf-8").splitlines()[1:]]
-    return [Judgment(r[0], r[1], r[2], int(r[3]), r[4], r[5], r[6]) for r in rows]
+    return [Judgment(r[0], r[1], r[2], int(r[3]), r[4], r[5], r[6], r[7]) for r in rows]
 
 
 def table(found: Sequence[Judgment]) -> list[str]:
-    """Markdown: one row for each rule, most findings first, then the sums."""
+    """Markdown: one row for each rule, what it shows today, most findings first; then each round at first sight."""
     default = {r.code for r in everything() if is_default(r)}
-    first, found = [j for j in found if j.use in ("fresh", "mended")], [j for j in found if j.use != "mended"]
-    rules = sorted({j.rule for j in found}, key=lambda c: (-sum(j.rule == c for j in found), c))
+    shown = [j for j in found if j.today == "shown"]
+    rules = sorted({j.rule for j in shown}, key=lambda c: (-sum(j.rule == c for j in shown), c))
     lines = ["| rule | true | arguable | false | true, % | by default |", "|---|---|---|---|---|---|"]
     for code in rules:
-        lines.append(_row(code, [j for j in found if j.rule == code], "on" if code in default else "off"))
-    for use, words in (("tune", "repositories for tuning"), ("measure", "repositories for measuring only")):
-        kept = [j for j in found if j.use == use and j.rule in default]
-        lines.append(_row(f"on by default, {words}", kept, ""))
-    lines.append(_row(f"{len({j.repo for j in first})} further repositories, at first sight", first, ""))
-    lines.append(_row("the same, what is still shown", [j for j in first if j.use == "fresh"], ""))
-    last = [j for j in found if j.use == "last"]
-    lines.append(
-        _row(f"{len({j.repo for j in last})} repositories with findings, linted last, at first sight", last, "")
-    )
+        lines.append(_row(code, [j for j in shown if j.rule == code], "on" if code in default else "off"))
+    lines.append(_row("all of these that are on", [j for j in shown if j.rule in default], ""))
+    for name in sorted({j.round for j in found if j.round.startswith("round")}):
+        own = [j for j in found if j.round == name]
+        lines.append(_row(f"{name}, {len({j.repo for j in own})} repositories with findings, at first sight", own, ""))
     return lines
 
 
@@ -155,7 +154,7 @@ def _row(name: str, found: Sequence[Judgment], state: str) -> str:
 def precision_text() -> str:
     found = judgments()
     repos = len({j.repo for j in found})
-    words = f"{len(found)} findings in {repos} public repositories, judged by reading the code (copies of it once):"
+    words = f"{len(found)} findings in {repos} public repositories, judged by reading the code:"
     return "\n".join([BEGIN, words, "", *table(found), END])
 
 
@@ -166,18 +165,27 @@ def write_page() -> None:
 
 
 def score_repos(folder: Path) -> None:
-    """What is found today in checkouts, as far as it was judged."""
-    known = {(j.repo, j.path, j.line, j.rule): j for j in judgments()}
-    for repo in sorted({j.repo for j in known.values()}):
+    """Lint checkouts, and write down which of the judged findings are shown today."""
+    found = judgments()
+    today: dict[Place4, str] = {}
+    for repo in sorted({j.repo for j in found}):
         place = folder / repo.replace("/", "+")
         if not place.is_dir():
             print(f"{repo}: no checkout")
             continue
-        today = {(repo, Path(f.path).relative_to(place).as_posix(), f.line, f.code) for f in lint(place)}
-        counts = [sum(k in known and known[k].verdict == v for k in today) for v in VERDICTS]
-        print(
-            f"{repo}: {counts[0]} true, {counts[1]} arguable, {counts[2]} false, {len(today - known.keys())} not judged"
-        )
+        for finding in lint(place, info=True):
+            path = Path(finding.path.partition(":cell")[0]).relative_to(place).as_posix()
+            today[repo, path, finding.line, finding.code] = "info" if finding.info else "shown"
+    known = {(j.repo, j.path, j.line, j.rule) for j in found}
+    new = [k for k, state in today.items() if state == "shown" and k not in known]
+    kept = [
+        replace(j, today=today.get((j.repo, j.path, j.line, j.rule), "gone"))
+        if (folder / j.repo.replace("/", "+")).is_dir() else j
+        for j in found
+    ]  # fmt: skip
+    JUDGED.write_text("\n".join([HEAD, *("\t".join(map(str, astuple(j))) for j in kept)]) + "\n", encoding="utf-8")
+    print("\n".join(table(kept)))
+    print(f"{len(new)} shown and not judged:", *sorted(new), sep="\n    ")
 
 
 def main(arguments: list[str]) -> int:

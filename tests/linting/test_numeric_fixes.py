@@ -84,11 +84,6 @@ SAFE = [
     ("NP209", "def f(x):\n    return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)", 1),
     ("NP209", "def f(x):\n    return 1 - torch.exp(x) / torch.sum(torch.exp(x), dim=1, keepdim=True)", 1),
     ("NP209", "def f(x, y):\n    return (x + y).exp() / (x + y).exp().sum(dim=0, keepdim=True)", 2),
-    # --- NP222
-    ("NP222", "def loss(x):\n    return torch.log(1 + x.square())", 1),
-    ("NP222", "def loss(x):\n    return (x.square() + 1).log() * 2", 1),
-    ("NP222", "def loss(x):\n    return torch.exp(x) - 1", 1),
-    ("NP222", "def loss(x, y):\n    return y * (x.exp() - 1.0)", 2),
     # --- NP214
     ("NP214", "def f(x, y):\n    return x / (y.abs().clamp(min=1) + 1e-8)", 2),
     ("NP214", "def f(x, y):\n    n = torch.clamp(y, min=1.0)\n    return x / (1e-10 + n)", 2),

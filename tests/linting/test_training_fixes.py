@@ -1,7 +1,7 @@
 """Fixes of the training rules, run: what they promise is seen in the weights.
 
 The safe ones decide as before for every finite value. The unsafe ones are trained with before and after: the old code
-does the harm that the rule tells of, the new code does not.
+does the harm that the rule describes, the new code does not.
 """
 
 from __future__ import annotations

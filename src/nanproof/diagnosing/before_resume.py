@@ -33,7 +33,7 @@ Verdict = Literal["ok", "wrong", "doubtful", "unknown"]
 MARKS: dict[Verdict, str] = {"ok": "✓", "wrong": "✗", "doubtful": "!", "unknown": "?"}
 STOPPERS = ("NP701", "NP702", "NP708", "NP709")
 """Config checks whose findings make a resume break or differ from what was meant; the others are worth a word."""
-FAMILIES = ("NP1", "NP2", "NP3", "NP4", "NP5")
+FAMILIES = ("NP1", "NP2", "NP3", "NP4", "NP5", "NP308", "NP502")
 COPIES = 3
 """A resume writes: the next checkpoint beside the old one, and a temporary copy of it."""
 _DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".npy", ".npz", ".parquet")

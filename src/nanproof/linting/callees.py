@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from .training import calls_in, is_clip, last_name, limits_gradients, true_name
+from .names import called_last, last_name
+from .training import calls_in, is_clip, limits_gradients
 
 if TYPE_CHECKING:
     from .source import Module
@@ -34,7 +35,7 @@ class Callees:
         callers: dict[str, set[ast.AST]] = {}
         for call in self._module.nodes(ast.Call):
             scope = self._module.function(call)
-            name = true_name(self._module, call)
+            name = called_last(call, self._module)
             if name in _DOES or name in _TESTS or is_clip(self._module, call) or limits_gradients(call):
                 found.add(scope)
             callers.setdefault(name, set()).add(scope)

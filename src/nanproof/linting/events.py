@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from .names import called_last, written
 from .nonfinite import NanTest, is_infinity
 from .training import (
     is_clip,
@@ -17,8 +18,6 @@ from .training import (
     limits_gradients,
     names_in,
     origins,
-    true_name,
-    written,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Event:
 def event_of(module: Module, call: ast.Call, loop: ast.AST | None = None) -> Event | None:
     """What a call does, or None when it is nothing that matters here."""
     func = call.func
-    name = true_name(module, call)
+    name = called_last(call, module)
     if isinstance(func, ast.Attribute):
         on = func.value
         if name in ("backward", "manual_backward"):

@@ -1,6 +1,6 @@
 """Repairing a file: the edits of each finding all or none, again and again until nothing is left to do.
 
-An edit that another one overlaps waits for the next round, where the finding is made anew on the changed text. A fix
+An edit that another one overlaps waits for the next round, where the finding is made again on the changed text. A fix
 whose result does not compile, or after which the finding is still there, is withdrawn.
 """
 
@@ -47,7 +47,7 @@ class _State:
 
 
 def fix(linter: Linter, path: Path, data: bytes, *, unsafe: bool = False) -> Fixed:
-    """Repair what can be repaired in the contents of a file; safe fixes only, unless told otherwise."""
+    """Repair what can be repaired in the contents of a file; safe fixes only by default."""
     now = _State(data, linter.data(path, data))
     withdrawn, repaired = set[tuple[str, ...]](), list[Finding]()
     whole = any(_may(p, unsafe) for p in now.checked.problems) and _compiles(path, data)
@@ -125,7 +125,7 @@ def _may(problem: Problem, unsafe: bool) -> bool:
 
 
 def _key(problem: Problem, checked: Checked) -> tuple[str, ...]:
-    """What a finding is recognised by after other edits have moved it."""
+    """What a finding is recognized by after other edits have moved it."""
     text = checked.document.text if checked.document else ""
     return problem.finding.code, problem.finding.message, text[problem.span[0] : problem.span[1]]
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from .names import key_of
+
 if TYPE_CHECKING:
     from .source import Module, Scope
 
@@ -26,15 +28,6 @@ class Binding(NamedTuple):
     value: ast.expr | None
     place: Place
     """From here on the name has this value."""
-
-
-def key_of(node: ast.AST) -> str:
-    """What a name or an attribute of self is filed under."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-        return f"self.{node.attr}"
-    return ""
 
 
 def end(node: ast.AST) -> Place:

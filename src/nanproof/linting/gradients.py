@@ -10,9 +10,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from .flow import has_argument, key_of
-from .names import dotted
-from .values import called_last, number
+from .flow import has_argument
+from .names import called_last, dotted, key_of
+from .values import number
 
 if TYPE_CHECKING:
     from .source import Module

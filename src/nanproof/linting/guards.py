@@ -10,9 +10,9 @@ import math
 import re
 from typing import TYPE_CHECKING, TypeGuard
 
-from .flow import key_of, start
-from .names import dotted
-from .values import SAME, called_last, number, scalar
+from .flow import start
+from .names import called_last, dotted, key_of
+from .values import SAME, number, scalar
 
 if TYPE_CHECKING:
     from .source import Module
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _EPS = re.compile(
     r"(^|_)(eps|epsilon|tiny|delta|smooth|smoothing|small|tol|stab\w*|jitter|floor|minimum|min)\d*$", re.I
 )
+_COUNTED = {"item", "numel", "nelement", "size", "shape", "sum", "any"}
 _ABOUT_FORM = {"dim", "ndim", "dtype", "shape", "size", "device", "is_cuda", "requires_grad", "type", "get"}
 
 
@@ -112,9 +113,13 @@ def changed_in_place(name: ast.AST, module: Module, until: ast.AST | None = None
     for use in module.uses(key, module.function(name)):
         if use is name or start(use) > here:
             continue
+        at: ast.AST = use
         parent = module.parent(use)
-        if isinstance(parent, ast.Subscript) and parent.value is use and isinstance(parent.ctx, ast.Store):
-            return True
+        while isinstance(parent, ast.Subscript) and parent.value is at:
+            if isinstance(parent.ctx, ast.Store):
+                return True
+            at, parent = parent, module.parent(parent)
+        parent = module.parent(use)
         if isinstance(parent, ast.Attribute) and parent.attr.endswith("_") and not parent.attr.endswith("__"):
             return True
     return False
@@ -152,11 +157,15 @@ def _asks(test: ast.expr, keys: set[str], module: Module) -> bool:
 
 
 def _compared(name: ast.Name, module: Module) -> bool:
-    """Whether a name, or ``name.item()``, is compared with something."""
-    above = module.parent(name)
-    if isinstance(above, ast.Attribute) and above.attr == "item":
-        above = module.parent(module.parent(above) or above)
-    return isinstance(above, ast.Compare)
+    """Whether a name, its number of elements or ``name.item()`` is compared with something."""
+    at: ast.AST = name
+    for above in module.parents(name):
+        counts = isinstance(above, ast.Attribute) and above.attr in _COUNTED
+        called = isinstance(above, ast.Call) and (above.func is at or module.called(above) == "len")
+        if not (counts or called or (isinstance(above, ast.Subscript) and above.value is at)):
+            return isinstance(above, ast.Compare)
+        at = above
+    return False
 
 
 def _about_form(name: ast.AST, module: Module) -> bool:

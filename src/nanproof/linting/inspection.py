@@ -44,7 +44,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of repairs once they were written."""
+    """The result of repairs that were written."""
 
     application: journal.Application
     written: tuple[Path, ...]

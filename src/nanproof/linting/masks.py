@@ -6,8 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from .flow import key_of
-from .values import called_last, cores, made_of, unpacked
+from .names import called_last, key_of
+from .values import cores, made_of, unpacked
 
 if TYPE_CHECKING:
     from .source import Module
@@ -19,7 +19,10 @@ _LENGTHS = re.compile(
     r"decoder_masks?|lens|lengths?|\w*_lengths?|\w*_lens|[iox]lens?|key_masks?|feats_masks?|node_masks?|caption\w*masks?\w*|conditioning_masks?|prompt\w*masks?)$",
     re.I,
 )
-_OF_LENGTHS = re.compile(r"mask_from_lens|mask_from_lengths|len(gth)?s?_to_masks?|sequence_mask|(^|_)len(gth)?s$", re.I)
+_OF_LENGTHS = re.compile(
+    r"mask_from_len(gth)?s|len(gth)?s?_to_masks?|sequence_mask|make_(non_)?pad_mask|(^|_)len(gth)?s$", re.I
+)
+_PADDED = re.compile(r"(^|_)pad(ded|ding)?_?(values?|val|ids?|idx|index|tokens?\w*)$", re.I)
 _CHOICE = re.compile(
     r"label|target|ignore|loss_mask|(^|_)(pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
     r"response\w*|action\w*|keep|selected|masked|random|rand|visible|present|assist\w*|hard|obj|weights?)(_|$)",
@@ -59,17 +62,21 @@ def _about_form(node: ast.AST, module: Module) -> bool:
 
 def is_padding(mask: ast.expr, module: Module) -> bool:
     """Whether a mask only leaves padding out: made from lengths, or called so, and nothing else chosen by it."""
-    made = cores(mask, module)
+    made = [m for at in cores(mask, module) for m in cores(getattr(at, "operand", at), module)]  # behind ~ as well
     names = [called_last(m, module) if isinstance(m, ast.Call) else key_of(m).rpartition(".")[2] for m in made]
     names += [name for m in made for part in ast.walk(m) if key_of(part) for name in unpacked(part, module)]
     if any(_OF_LENGTHS.search(n) for n in names):
         return True  # whatever it is called, it was made from lengths
     text = words(mask, module)
+    if any(_PADDED.search(w) for w in text):
+        return True  # what is compared with the filler of padding
     return any(_LENGTHS.search(w) for w in text) and not any(_CHOICE.search(w) for w in text)
 
 
 def is_causal(mask: ast.expr, module: Module) -> bool:
-    return any(_CAUSAL.search(w) for w in words(mask, module))
+    parts = made_of(mask, module, limit=36)
+    made = [called_last(p, module) for p in parts if isinstance(p, ast.Call)]
+    return any(_CAUSAL.search(w) for w in [*words(mask, module), *made])
 
 
 def joined(mask: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
@@ -98,7 +105,7 @@ def of_both_sides(mask: ast.expr, module: Module) -> bool:
         return True
     for call in made_of(mask, module, limit=80):
         if isinstance(call, ast.Call) and module.operation(call) is None:
-            lengths = [a for a in call.args if any(_LENGTHS.search(w) for w in words(a, module))]
+            lengths = [a for a in call.args if any(_LENGTHS.search(w) and "len" in w for w in words(a, module))]
             if len(lengths) >= 2:
                 return True
     return False

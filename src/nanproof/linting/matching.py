@@ -20,9 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import gradients, guards, numerics, purpose
-from .flow import key_of
-from .names import Operation
-from .training import loss_like, written
+from .names import Operation, key_of, written
+from .training import loss_like
 from .values import core, number, operation, scalar, short, trail
 
 if TYPE_CHECKING:
@@ -176,8 +175,10 @@ def guarded(hit: Hit) -> bool:
 
 
 def asked(hit: Hit) -> bool:
-    """A test before it asks about the operand."""
-    return guards.checked(hit.keys, hit.node, hit.module)
+    """A test before it asks about the operand, or about what it counts."""
+    counted = numerics.summed(hit.operand, hit.module)
+    keys = {key_of(t) for t in trail(counted, hit.module)} - {""} if counted is not None else set()
+    return guards.checked(hit.keys | keys, hit.node, hit.module)
 
 
 def asked_about_parts(hit: Hit) -> bool:

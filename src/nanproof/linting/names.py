@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .source import Module
 
 # Namespaces whose functions are operations on tensors; the first is where a name from `import *` is looked up first.
 NAMESPACES = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.Tensor", "torch.fft")
@@ -134,3 +137,38 @@ def method_form(call: ast.Call, root: str) -> Operation | None:
     if isinstance(receiver, ast.Call) and dotted(receiver.func) == "super":
         return None
     return Operation(func.attr, receiver, call.args, {k.arg: k.value for k in call.keywords if k.arg})
+
+
+def key_of(node: ast.AST) -> str:
+    """What a name or an attribute of self is filed under."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+        return f"self.{node.attr}"
+    return ""
+
+
+def written(node: ast.AST) -> str:
+    """The dotted text of a thing, whichever element of it is meant.
+
+    >>> written(ast.parse("self.optimizers[0]", mode="eval").body)
+    'self.optimizers'
+    """
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+        return written(node.func)  # self.optimizers()
+    return dotted(node)
+
+
+def last_name(call: ast.Call) -> str:
+    """``clip_grad_norm_`` for ``torch.nn.utils.clip_grad_norm_(...)``."""
+    func = call.func
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
+def called_last(call: ast.Call, module: Module) -> str:
+    """The last part of what is called, method or function: "sum" for ``torch.sum(x)`` and ``x.sum()``."""
+    if name := module.called(call):
+        return name.rpartition(".")[2]
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

@@ -22,19 +22,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
-from .flow import key_of
-from .training import (
-    CLIPS,
-    calls_in,
-    is_clip,
-    is_collective,
-    last_name,
-    loss_like,
-    names_in,
-    origins,
-    true_name,
-    written,
-)
+from .names import called_last, key_of, last_name, written
+from .training import CLIPS, calls_in, is_clip, is_collective, loss_like, names_in, origins
 
 if TYPE_CHECKING:
     from .source import Module
@@ -149,7 +138,7 @@ def _compared(module: Module, node: ast.Compare, op: ast.cmpop, right: ast.expr,
 
 
 def _called(module: Module, call: ast.Call, depth: int) -> NanTest | None:
-    name = true_name(module, call)
+    name = called_last(call, module)
     func = call.func
     if name in _TESTS:
         module_form = bool(module.called(call)) or not isinstance(func, ast.Attribute)
@@ -284,7 +273,7 @@ def _subject(module: Module, operand: ast.expr, losses: frozenset[str]) -> Subje
     if any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(operand)):
         return "gradient"
     held = module.value(operand) if isinstance(operand, ast.Name | ast.Attribute) else None
-    if isinstance(held, ast.Call) and (true_name(module, held) in CLIPS or is_clip(module, held)):
+    if isinstance(held, ast.Call) and (called_last(held, module) in CLIPS or is_clip(module, held)):
         return "gradient"
     if isinstance(held, ast.Attribute) and held.attr == "grad":
         return "gradient"

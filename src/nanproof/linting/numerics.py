@@ -6,9 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from .flow import key_of
-from .names import Operation, dotted
-from .values import called_last, core, cores, made_of, operation
+from .names import Operation, called_last, dotted, key_of
+from .values import core, cores, made_of, operation
 
 if TYPE_CHECKING:
     from .source import Module

@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING
 
 from .callees import Callees, Function
 from .events import Event, event_of
+from .names import written
 from .nonfinite import NanTest, checked, find_test, is_checker
-from .training import is_exit, origins, written
+from .training import is_exit, origins
 
 if TYPE_CHECKING:
     from .source import Module, Scope

@@ -1,6 +1,6 @@
 """Which files make up one program, told by their imports, and what is in play in it.
 
-A repository often holds many programs: the gradient scaler of one example must not speak for its neighbour. A file
+A repository often holds many programs: the gradient scaler of one example must not decide for the next. A file
 belongs with the files that import it, and with everything that those import.
 """
 

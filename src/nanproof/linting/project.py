@@ -37,6 +37,8 @@ class FileFacts:
     """Names of the optimizer classes made: "Adam", "SGD", …"""
     backward: bool = False
     clip: bool = False
+    initializes: bool = False
+    """Something goes through all parameters or modules and initializes them."""
     trainer: frozenset[str] = frozenset()
     """Who runs the loop: "transformers", "lightning", "accelerate", "trl", "deepspeed"."""
     all_reduce: bool = False
@@ -69,6 +71,7 @@ HINTS: dict[str, tuple[bytes, ...]] = {
     "optimizers": (b"optim",),
     "backward": (b"backward",),
     "clip": (b"clip_grad",),
+    "initializes": (b"parameters(",),
     "trainer": (b"rainer", b"TrainingArg", b"Config", b"ccelerat", b"ightning", b"Fabric", b"deepspeed"),
     "all_reduce": (b"reduce", b"gather", b"broadcast"),
     "all_reduce_loss": (b"reduce", b"gather", b"broadcast"),
@@ -135,6 +138,28 @@ def _fact(module: Module, name: str) -> Any:
     return _FACTS[name](module) if there else getattr(NOTHING, name)
 
 
+def _initializes(module: Module) -> bool:
+    """``for p in self.parameters(): p.data.uniform_(…)``"""
+    for loop in module.nodes(ast.For):
+        listed = {
+            c.func.attr for c in ast.walk(loop.iter) if isinstance(c, ast.Call) and isinstance(c.func, ast.Attribute)
+        }
+        calls = (
+            [c for c in ast.walk(loop) if isinstance(c, ast.Call)]
+            if listed & {"parameters", "named_parameters"}
+            else []
+        )
+        made = {c.func.attr for c in calls if isinstance(c.func, ast.Attribute)} - {
+            "requires_grad_",
+            "zero_",
+            "mul_",
+            "div_",
+        }
+        if any(name.endswith("_") and not name.startswith(("all_", "add", "copy", "clamp", "lerp")) for name in made):
+            return True
+    return False
+
+
 def _scales(module: Module) -> bool:
     return any(scaler_like(module.receiver(c)) for c in module.calls("scale"))
 
@@ -186,6 +211,7 @@ _FACTS: dict[str, Callable[[Module], Any]] = {
     "optimizers": _optimizers,
     "backward": lambda m: bool(m.calls("backward", "manual_backward")),
     "clip": lambda m: bool(m.calls(*_CLIPS)),
+    "initializes": _initializes,
     "trainer": lambda m: frozenset(who for who, names in _TRAINERS.items() if _uses_trainer(m, who, names)),
     "all_reduce": lambda m: bool(m.calls(*_COLLECTIVES)),
     "all_reduce_loss": lambda m: any(_about_loss(m.source(a)) for c in m.calls(*_COLLECTIVES) for a in c.args),

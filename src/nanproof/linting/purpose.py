@@ -11,9 +11,9 @@ import re
 from typing import TYPE_CHECKING
 
 from .gradients import Function, callers_of, enclosing, gradless
-from .names import dotted
+from .names import called_last, dotted
 from .training import loss_like
-from .values import called_last, made_of
+from .values import made_of
 
 if TYPE_CHECKING:
     from .source import Module

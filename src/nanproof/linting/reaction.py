@@ -6,8 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from .names import called_last, last_name, written
 from .nonfinite import NanTest
-from .training import calls_in, is_exit, last_name, true_name, written
+from .training import calls_in, is_exit
 
 if TYPE_CHECKING:
     from .source import Module
@@ -69,7 +70,7 @@ def may_leave(module: Module, block: list[ast.stmt]) -> bool:
 def debuggers(module: Module, block: list[ast.stmt]) -> list[ast.Call]:
     """The calls in a block that open a debugger."""
     found = (c for s in block for c in calls_in(s))
-    return [c for c in found if true_name(module, c) in _DEBUGGERS or last_name(c) in _DEBUGGERS]
+    return [c for c in found if called_last(c, module) in _DEBUGGERS or last_name(c) in _DEBUGGERS]
 
 
 def only_reports(module: Module, block: list[ast.stmt]) -> bool:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .flow import end, key_of, start
+from .flow import end, start
 from .guards import changed_in_place
+from .names import called_last, key_of
 from .numerics import named_mask
 from .rule import Change, Moved
-from .values import called_last, cores, trail
+from .values import cores, trail
 
 if TYPE_CHECKING:
     from .source import Module

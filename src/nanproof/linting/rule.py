@@ -155,6 +155,26 @@ _USUAL = {
 }
 
 
+def amp_loop(*steps: str, dtype: str = ", dtype=torch.float16") -> str:
+    """A training loop in mixed precision, for examples: these steps stand behind the backward pass.
+
+    >>> print(amp_loop("scaler.step(optimizer)").splitlines()[-1].strip())
+    scaler.step(optimizer)
+    """
+    scaled = any("scaler" in step for step in steps)
+    lines = [
+        f"def train(model, loader, optimizer, {'scheduler, ' if 'scheduler' in steps[-1] else ''}criterion):",
+        *(['    scaler = torch.amp.GradScaler("cuda")'] if scaled else []),
+        "    for x, y in loader:",
+        "        optimizer.zero_grad()",
+        f'        with torch.autocast("cuda"{dtype}):',
+        "            loss = criterion(model(x), y)",
+        f"        {'scaler.scale(loss)' if scaled else 'loss'}.backward()",
+        *(f"        {step}" for step in steps),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def with_imports(text: str) -> str:
     """An example with the imports that it leaves unsaid.
 
@@ -174,7 +194,7 @@ def with_imports(text: str) -> str:
 
 _FIXES = {
     "safe": "Safe: every finite result stays what it is. `nanproof lint --fix` applies it.",
-    "unsafe": "Unsafe: it changes behaviour, so it is applied only by `nanproof lint --unsafe-fixes`; read the diff.",
+    "unsafe": "Unsafe: it changes behavior, so it is applied only by `nanproof lint --unsafe-fixes`; read the diff.",
     "none": "There is no automatic fix: what is right depends on what the code means.",
 }
 

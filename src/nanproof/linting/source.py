@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from . import edit, names
-from .flow import Flow, has_argument, key_of
-from .names import Operation
+from .flow import Flow, has_argument
+from .names import Operation, key_of
 from .project import TORCH, FileFacts, ProjectFacts, lazy_facts
 from .rule import Change
 from .tree import Scope, Tree
@@ -219,7 +219,7 @@ class Module(Tree):
         return self.flow.origins(node)
 
     def uses(self, name: ast.AST | str, scope: ast.AST | None = None) -> list[ast.Name]:
-        """The places in a scope (the whole file unless told) where a name is read."""
+        """The places in a scope (by default the whole file) where a name is read."""
         wanted = name if isinstance(name, str) else key_of(name)
         found = self._loads.get(wanted, [])
         if scope is None or isinstance(scope, ast.Module):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from .names import dotted
+from .names import called_last, dotted, written
 
 if TYPE_CHECKING:
     from .source import Module
@@ -30,30 +30,6 @@ _COLLECTIVE = re.compile(
 _EXITS = {"sys.exit", "exit", "quit", "os._exit", "os.abort", "os.kill"}
 
 CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_"})
-
-
-def written(node: ast.AST) -> str:
-    """The dotted text of a thing, whichever element of it is meant.
-
-    >>> written(ast.parse("self.optimizers[0]", mode="eval").body)
-    'self.optimizers'
-    """
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
-        return written(node.func)  # self.optimizers()
-    return dotted(node)
-
-
-def last_name(call: ast.Call) -> str:
-    """``clip_grad_norm_`` for ``torch.nn.utils.clip_grad_norm_(...)``."""
-    func = call.func
-    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-
-
-def true_name(module: Module, call: ast.Call) -> str:
-    """The last name of what is called, an import renamed with ``as`` under its true name."""
-    return (module.called(call) or last_name(call)).rpartition(".")[2]
 
 
 def keyword(call: ast.Call, *names: str) -> ast.expr | None:
@@ -114,7 +90,7 @@ def is_scaler(module: Module, node: ast.AST) -> bool:
     """Whether an expression is a gradient scaler."""
     if _SCALER.search(written(node).rpartition(".")[2]):
         return True
-    return any(isinstance(v, ast.Call) and "GradScaler" in true_name(module, v) for v in module.values(node))
+    return any(isinstance(v, ast.Call) and "GradScaler" in called_last(v, module) for v in module.values(node))
 
 
 def is_managed(node: ast.AST) -> bool:
@@ -136,12 +112,12 @@ def loss_like(name: str) -> bool:
 
 def is_collective(call: ast.Call, module: Module) -> bool:
     """Whether a call lets the ranks agree on a value."""
-    return bool(_COLLECTIVE.search(true_name(module, call).lower()))
+    return bool(_COLLECTIVE.search(called_last(call, module).lower()))
 
 
 def is_clip(module: Module, call: ast.Call) -> bool:
     """Whether a call clips gradients, by its name."""
-    name = true_name(module, call)
+    name = called_last(call, module)
     return name in CLIPS or bool(
         _CLIP.search(name.lower()) and name[:1].islower() and not name.startswith(("get", "set"))
     )
@@ -223,7 +199,7 @@ def _origins(module: Module, node: ast.AST, depth: int, found: set[str]) -> None
 
 def _is_light(module: Module, value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
-        return true_name(module, value) in _LIGHT or is_collective(value, module)
+        return called_last(value, module) in _LIGHT or is_collective(value, module)
     return isinstance(value, ast.Name | ast.Attribute | ast.BinOp | ast.Subscript | ast.UnaryOp | ast.IfExp)
 
 

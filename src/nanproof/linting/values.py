@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .flow import key_of
-from .names import Operation, dotted
+from .names import Operation, called_last, dotted, key_of
 
 if TYPE_CHECKING:
     from .source import Module
@@ -76,13 +75,6 @@ def _inner(node: ast.expr, module: Module) -> ast.expr | None:
                 return node.func.value
             return node.args[0] if node.args else None
     return None
-
-
-def called_last(call: ast.Call, module: Module) -> str:
-    """The last part of what is called, method or function: "sum" for ``torch.sum(x)`` and ``x.sum()``."""
-    if name := module.called(call):
-        return name.rpartition(".")[2]
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _only_shape(index: ast.expr) -> bool:

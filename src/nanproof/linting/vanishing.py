@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from .flow import key_of
 from .guards import lower_bound, small_constant
-from .values import SAME, called_last, core, cores, made_of, number, operation, scalar, unpacked
+from .names import called_last, key_of
+from .values import SAME, core, cores, made_of, number, operation, scalar, unpacked
 
 if TYPE_CHECKING:
     from .source import Module
@@ -85,7 +85,9 @@ def _is_mse(call: ast.Call, module: Module) -> bool:
 
 def _vanishing_pair(name: str, left: ast.expr, right: ast.expr, module: Module, depth: int) -> str:
     if name == "add":
-        return "a sum of squares" if vanishes(left, module, depth) and vanishes(right, module, depth) else ""
+        if not (vanishes(left, module, depth) and vanishes(right, module, depth)) or _scaled(left, right, module):
+            return ""
+        return "a sum of squares"
     if name == "div":
         return vanishes(left, module, depth)
     if name == "mul":
@@ -95,11 +97,29 @@ def _vanishing_pair(name: str, left: ast.expr, right: ast.expr, module: Module, 
     return "a difference"
 
 
+def to_itself(difference: ast.BinOp) -> bool:
+    """``x[:, None] - x[None]``: all pairs, each with itself among them."""
+    sides = [{key_of(n) for n in ast.walk(s)} - {""} for s in (difference.left, difference.right)]
+    return bool(sides[0]) and sides[0] == sides[1]
+
+
+def _scaled(left: ast.expr, right: ast.expr, module: Module) -> bool:
+    """``(x - y) ** 2 + c ** 2``: beside a difference, the square of a given number is what keeps the root smooth."""
+    bases = [found.operand if (found := operation(core(e, module), module)) else None for e in (left, right)]
+    kinds = [type(core(b, module)) if b is not None else None for b in bases]
+    given = any(
+        isinstance(b, ast.Name | ast.Attribute) and isinstance(core(b, module), ast.Name | ast.Attribute)
+        for b in bases
+        if b is not None
+    )
+    return ast.BinOp in kinds and given
+
+
 def is_constant(operand: ast.expr, module: Module) -> bool:
     """Whether nothing here is learned: made from sizes, drawn at random, detached, from NumPy.
 
     One such part is enough, as arguments beside it are mostly centres and widths; but not if a layer or an unknown
-    function has had its hands on it.
+    function was applied to it.
     """
     plain = False
     for part in made_of(operand, module, limit=300, indices=False):

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from .names import called_last, last_name, written
 from .rule import Change
-from .training import calls_in, is_true, keyword, last_name, true_name, written
+from .training import calls_in, is_true, keyword
 
 if TYPE_CHECKING:
     from .source import Module, Scope
@@ -33,7 +34,7 @@ _OPTIMIZERS = re.compile(
 )
 _TRAINER = re.compile(r"^\w*Trainer$")
 _ARGUMENTS = re.compile(r"^\w*TrainingArguments$|^(SFT|DPO|ORPO|KTO|GRPO|Reward|PPO|CPO)Config$")
-# Something else owns the weights' precision: adapters in fp32, quantised weights, apex or DeepSpeed master weights.
+# Something else owns the weights' precision: adapters in fp32, quantized weights, apex or DeepSpeed master weights.
 _OTHERWISE = re.compile(
     r"lora|peft|load_in_[48]bit|quantization_config|bnb_4bit|FP16_Optimizer|fp16_util|network_to_half|deepspeed|megatron|"
     r"fairscale|colossalai|convert_models_to_fp32|MasterParam|master_param|fp32_param|apex",
@@ -65,7 +66,7 @@ def trainings(module: Module) -> list[Training]:
 
 def _trainings(module: Module) -> Iterator[Training]:
     for call in module.nodes(ast.Call):
-        name = true_name(module, call)
+        name = called_last(call, module)
         if _OPTIMIZERS.match(name) and call.args:
             models, trainer = _parameters_of(module, call.args[0]), False
         elif _TRAINER.match(name):
@@ -210,7 +211,7 @@ def trainer_precision(module: Module, training: Training) -> set[str]:
     found: set[str] = set()
     around = training.scope
     for call in calls_in(around):
-        name = true_name(module, call)
+        name = called_last(call, module)
         if _ARGUMENTS.match(name) and training.trainer:
             found |= {k for k in ("fp16", "bf16") if is_true(keyword(call, k))}
         elif name == "Accelerator":

@@ -24,8 +24,10 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
                     "take the key out, or put it under fp16",
                 )  # fmt: skip
         return
-    if not any(is_on(v) or str(v.value) == "auto" for v in meaning.all("fp16")):
-        return
+    if not any(is_on(v) for v in meaning.all("fp16")):
+        either = [str(v.value) == "auto" for name in ("fp16", "bf16") for v in meaning.all(name)]
+        if either != [True]:
+            return  # off, or the command line chooses between the two
     value, scale = meaning.get("loss_scale"), meaning.number("loss_scale")
     if value is not None and scale == 1:
         yield report(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from ...records import Finding
 from ..check import Check, report
@@ -21,7 +24,7 @@ def is_dead(value: Value, settings: Settings, project: Project) -> bool:
     reads = project.reads
     if value.origin not in ("yaml", "json", "toml") or not project.codes or not project.complete:
         return False
-    if _OWN_READERS & reads.mentioned:
+    if _OWN_READERS & reads.mentioned or _in_framework(project):
         return False
     if dialect_of(v.key for v in settings) not in ("plain", "hydra") or reads.may_read(value.key):
         return False
@@ -34,6 +37,23 @@ def is_dead(value: Value, settings: Settings, project: Project) -> bool:
     names = {v.name for v in settings if v.path == value.path and not v.name.isdecimal()}
     read = {n for n in names if n in reads.mentioned or n.replace("-", "_") in reads.mentioned}
     return len(read) >= 3 and len(read) >= len(names) / 2  # else this code has nothing to do with this config
+
+
+def _in_framework(project: Project) -> bool:
+    """Whether the project derives classes from a package that may read the config itself."""
+    own = {part.removesuffix(".py") for c in project.codes for part in PurePath(c.path).parts}
+    for code in project.codes:
+        roots: dict[str, str] = {}
+        for node in ast.walk(code.tree):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                roots |= {a.asname or a.name: node.module.partition(".")[0] for a in node.names}
+        bases = (
+            b.id for n in ast.walk(code.tree) if isinstance(n, ast.ClassDef) for b in n.bases if isinstance(b, ast.Name)
+        )
+        known = own | sys.stdlib_module_names | {"torch", "torchvision", "torchaudio"}
+        if any(b in roots and roots[b] not in known for b in bases):
+            return True
+    return False
 
 
 def check(settings: Settings, project: Project) -> Iterator[Finding]:

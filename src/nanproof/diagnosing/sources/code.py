@@ -13,7 +13,7 @@ from ..evidence import Fact
 from .part import Part, name_in
 
 MAX_FILES = 300
-FAMILIES = ("NP1", "NP2", "NP3", "NP4", "NP5", "NP6")
+FAMILIES = ("NP1", "NP2", "NP3", "NP4", "NP5", "NP6", "NP308", "NP502")
 
 
 def read_code(paths: Sequence[Path], root: Path) -> Part:

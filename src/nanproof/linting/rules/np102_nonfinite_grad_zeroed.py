@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import called_last, last_name
 from ..nonfinite import NAN_WORDS, find_test, subject_of
 from ..reaction import arms
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, is_false, keyword, last_name, true_name
+from ..training import calls_in, in_tests, is_false, keyword
 
 _ZEROING = {"zero_", "fill_", "mul_", "masked_fill_", "nan_to_num_", "copy_"}
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
@@ -28,6 +29,7 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
             node=place,
             message=f"{how}; a step with such gradients still moves the weights",
             help="skip the whole step instead: no optimizer, scheduler, scaler or EMA step for this batch",
+            info=isinstance(place, ast.Call) and keyword(place, "posinf") is not None,  # bounds that were thought about
         )
 
 
@@ -73,12 +75,12 @@ def _stored_grad(node: ast.AST) -> bool:
 
 
 def _name_of(module: Module, node: ast.AST) -> str:
-    return true_name(module, node) if isinstance(node, ast.Call) else ""
+    return called_last(node, module) if isinstance(node, ast.Call) else ""
 
 
 def _kept(module: Module, call: ast.Call, operand: ast.expr) -> bool:
     """Whether the cleaned gradient goes back to where it came from, and not just into a plot or a norm."""
-    if true_name(module, call) == "nan_to_num_" or keyword(call, "out") is not None:
+    if called_last(call, module) == "nan_to_num_" or keyword(call, "out") is not None:
         return True
     parent = module.parent(call)
     if isinstance(parent, ast.Assign):
@@ -115,7 +117,7 @@ def _is_zero(node: ast.AST) -> bool:
 
 
 def _hooked(module: Module) -> Iterator[tuple[ast.AST, str]]:
-    """A hook that hands on a cleaned gradient."""
+    """A hook that returns a cleaned gradient."""
     for hook in module.calls(*_HOOKS):
         given = hook.args[0] if hook.args else None
         body: ast.AST | None = given.body if isinstance(given, ast.Lambda) else None
@@ -126,7 +128,7 @@ def _hooked(module: Module) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _cleans(module: Module, call: ast.Call) -> bool:
-    name = true_name(module, call)
+    name = called_last(call, module)
     if name == "where":
         return bool(call.args and find_test(module, call.args[0]))
     return name in ("nan_to_num", "nan_to_num_")

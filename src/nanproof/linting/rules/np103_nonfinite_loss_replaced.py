@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ..events import event_of
+from ..gradients import gradless
+from ..names import called_last, last_name, written
 from ..nonfinite import NAN_WORDS, find_test
 from ..reaction import arms, is_report
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import in_tests, last_name, loss_like, names_in, true_name, written
+from ..training import in_tests, loss_like, names_in
 
 _LOSS_FUNCTION = re.compile(
     r"loss|forward|__call__|training_step|train_step|compute|criterion|objective|step|train|fit|elbo|nll"
@@ -28,7 +30,7 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
     told: set[ast.AST] = set()
     for place, name in (*_cleaned(module), *_masked(module), *_branched(module)):
         statement = module.statement(place)
-        if statement in told or module.under_no_grad(place) or not _trains(module, place, name):
+        if statement in told or gradless(place, module) or not _trains(module, place, name):
             continue
         told.add(statement)
         yield Found(
@@ -40,17 +42,20 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
 
 
 def _cut_off(module: Module, statement: ast.stmt) -> bool:
-    """Whether what takes its place has no part of it: elements that were selected, or a fresh tensor of zeros."""
+    """Whether what takes its place has no part of it: elements that were selected, a fresh tensor of zeros, zero
+    times something else."""
     value = getattr(statement, "value", None)
     if isinstance(value, ast.Subscript):
         return True
-    return isinstance(value, ast.Call) and true_name(module, value) in ("new_tensor", "new_zeros", "zeros_like")
+    if isinstance(value, ast.BinOp) and isinstance(statement, ast.Assign):
+        return written(statement.targets[0]) not in {written(n) for n in ast.walk(value)}
+    return isinstance(value, ast.Call) and called_last(value, module) in ("new_tensor", "new_zeros", "zeros_like")
 
 
 def _cleaned(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """``loss = torch.nan_to_num(loss)``, ``loss.nan_to_num_()``, ``torch.where(torch.isnan(loss), 0, loss)``."""
     for call in module.calls("nan_to_num", "nan_to_num_", "where"):
-        where = true_name(module, call) == "where"
+        where = called_last(call, module) == "where"
         if where:
             test = find_test(module, call.args[0]) if len(call.args) == 3 else None
             operand = test.operands[0] if test and test.operands else None
@@ -113,7 +118,7 @@ def _is_logged(operand: ast.AST) -> bool:
 def _ignores_labels(module: Module, operand: ast.expr) -> bool:
     """A cross entropy whose labels are all ignored is 0/0 with a gradient of exact zeros: replacing it is right."""
     made = [operand, *module.values(operand)]
-    return any(isinstance(v, ast.Call) and _CROSS_ENTROPY.search(true_name(module, v)) for v in made)
+    return any(isinstance(v, ast.Call) and _CROSS_ENTROPY.search(called_last(v, module)) for v in made)
 
 
 def _flows(module: Module, call: ast.Call) -> bool:
@@ -122,8 +127,8 @@ def _flows(module: Module, call: ast.Call) -> bool:
         if isinstance(outer, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return):
             return True
         if isinstance(outer, ast.Expr):
-            return true_name(module, call) == "nan_to_num_"
-        if isinstance(outer, ast.Call) and true_name(module, outer) in (
+            return called_last(call, module) == "nan_to_num_"
+        if isinstance(outer, ast.Call) and called_last(outer, module) in (
             "log",
             "update",
             "append",
@@ -182,9 +187,8 @@ def _replacements(module: Module, block: list[ast.stmt], tested: set[str]) -> It
 
 def _recomputed(module: Module, value: ast.expr) -> bool:
     """A loss that is computed again, or taken from elsewhere, is not replaced by a number."""
-    if _is_number(module, value):
-        return False
-    return not (isinstance(value, ast.BinOp) or (isinstance(value, ast.Call) and true_name(module, value) in _NUMBERS))
+    made = isinstance(value, ast.Call) and called_last(value, module) in _NUMBERS
+    return not (made or isinstance(value, ast.BinOp) or _is_number(module, value))
 
 
 _NUMBERS = {
@@ -202,7 +206,7 @@ def _is_number(module: Module, value: ast.expr) -> bool:
         value = value.func.value
     if isinstance(value, ast.Constant):
         return isinstance(value.value, int | float) and not isinstance(value.value, bool)
-    return isinstance(value, ast.Call) and true_name(module, value) in _NUMBERS
+    return isinstance(value, ast.Call) and called_last(value, module) in _NUMBERS
 
 
 def _trains(module: Module, place: ast.AST, name: str) -> bool:

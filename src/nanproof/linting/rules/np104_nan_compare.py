@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import last_name, written
 from ..nonfinite import find_test, is_nan_literal
 from ..rule import Change, Found, Rule
 from ..source import Module
-from ..training import in_tests, keyword, last_name, written
+from ..training import in_tests, keyword
 
 _IN_PLACE = {"zero_", "fill_", "mul_", "copy_", "clamp_", "add_", "masked_fill_", "nan_to_num_"}
 _NOT_IN_PLACE = {"nan_to_num", "masked_fill", "clamp", "where"}

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import called_last, written
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import in_tests, loss_like, true_name, written
+from ..training import in_tests, loss_like
 
 _MEANT = re.compile(r"trunc|robust|clipped|bounded|capped|trimmed|huber|quantile|ppo|grpo|surrogate|dual")
 _OPTION = re.compile(r"clip|clamp|trunc|max_loss|robust|\bcap\b", re.IGNORECASE)
@@ -57,7 +58,7 @@ def _limit(name: str, rest: list[ast.expr], keywords: dict[str, ast.expr]) -> as
 def _is_loss(module: Module, operand: ast.expr) -> bool:
     name = written(operand)
     if not name and isinstance(operand, ast.Call) and isinstance(operand.func, ast.Attribute):
-        name = written(operand.func.value) if true_name(module, operand) in ("mean", "sum") else ""
+        name = written(operand.func.value) if called_last(operand, module) in ("mean", "sum") else ""
     last = name.rpartition(".")[2]
     return bool(re.search("loss", last, re.IGNORECASE)) and loss_like(name) and not _EACH.search(last)
 
@@ -66,7 +67,7 @@ def _stays_loss(module: Module, call: ast.Call) -> bool:
     """Whether the clamped value is used as a loss: not put through a logarithm, not a metric that is only shown."""
     parent = module.parent(call)
     while isinstance(parent, ast.Attribute | ast.Call | ast.BinOp | ast.UnaryOp):
-        if isinstance(parent, ast.Call) and true_name(module, parent) in (*_NOT_A_LOSS, "item", "detach", "float"):
+        if isinstance(parent, ast.Call) and called_last(parent, module) in (*_NOT_A_LOSS, "item", "detach", "float"):
             return False
         parent = module.parent(parent)
     if isinstance(parent, ast.Assign):
@@ -74,7 +75,7 @@ def _stays_loss(module: Module, call: ast.Call) -> bool:
         scope = module.function(call)
         for use in module.uses(target, scope) if target.isidentifier() else ():
             above = module.parent(use)
-            if use.lineno > call.lineno and isinstance(above, ast.Call) and true_name(module, above) in _NOT_A_LOSS:
+            if use.lineno > call.lineno and isinstance(above, ast.Call) and called_last(above, module) in _NOT_A_LOSS:
                 return False
         return True
     return isinstance(parent, ast.Return | ast.AugAssign | ast.Expr)

@@ -31,7 +31,7 @@ def check(node: ast.If, module: Module) -> Iterator[Found]:
         if isinstance(value, ast.Name) and value.id not in tested and has_argument(scope, value.id):
             yield Found(
                 node=statement,
-                message=f"the layer hands on {value.id} when its output is NaN: the cause goes on unseen, "
+                message=f"the layer returns {value.id} when its output is NaN: the cause goes on unseen, "
                 "and the layer stops learning",
                 help="let it fail here (raise, or torch.autograd.set_detect_anomaly), and repair what makes the NaN",
             )

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..guards import changed_in_place, checked, guarded
 from ..masks import CHOSEN, is_padding, words
+from ..names import called_last, key_of
 from ..numerics import boolean, division, named_mask, summed
 from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..training import loss_like
-from ..values import called_last, core, cores, made_of, names_of, scalar, short, trail
+from ..values import core, cores, made_of, names_of, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -34,6 +34,7 @@ _POSITIVE = {
     "relu",
     "rand",
 }
+_BUILT = {"tril", "triu", "eye", "full", "linspace", "tensor", "as_tensor"}
 _ROUTING = re.compile(
     r"expert|router|routing|gate|(^|_)moe|capacity|top_?k|attn_weight|attention_weight|degree|(^|_)deg"
 )
@@ -41,11 +42,6 @@ _NO_MASKS = re.compile(r"prob|alpha|attn|kernel|window|energy|prior|len(gth)?s?$
 
 
 def check(node: ast.AST, module: Module) -> Iterator[Found]:
-    yield from means(node, module, padding=False)
-
-
-def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
-    """Means over masks that may be empty: those that leave out padding, or all others."""
     parts = division(node, module)
     if parts is None:
         return
@@ -58,9 +54,8 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
     rows = _per_row(denominator, module)
     # of features, one mean for each sequence is padding, too; in a loss a sequence without tokens comes sooner or later
     kept = rows and "attention_mask" in words(mask, module) and in_loss(node, module)
-    plain = is_padding(mask, module) and not kept
-    if padding != (plain or (rows and _features(node, numerator, mask, module))):
-        return
+    padding = is_padding(mask, module) and not kept
+    padding = padding or (rows and _features(node, numerator, mask, module))
     keys = {key_of(t) for e in (mask, denominator) for t in trail(e, module)} - {""}
     keys |= {module.source(t) for t in trail(mask, module) if isinstance(t, ast.Subscript)}
     if not _is_mask(mask, numerator, keys, module) or _safe(node, numerator, denominator, mask, keys, module):
@@ -72,7 +67,7 @@ def means(node: ast.AST, module: Module, *, padding: bool) -> Iterator[Found]:
         help=f"keep the divisor at 1 or more: {short(denominator, module) or 'mask.sum()'}.clamp(min=1)",
         edits=_fix(denominator, mask, module),
         safe=boolean(mask, module) and summed(denominator, module) is not None,
-        info=not padding and not _may_be_empty(node, numerator, mask, module),
+        info=padding or not _may_be_empty(node, numerator, mask, module),
         about=node,
     )
 
@@ -81,6 +76,8 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Mo
     """Whether something says that nothing may be left: labels, positives, valid places, the tokens of a loss."""
     if not boolean(mask, module) and _weights(numerator, {key_of(t) for t in trail(mask, module)} - {""}, module):
         return False  # the mask itself is scaled: nothing learned is behind it
+    if any(key_of(t) and changed_in_place(t, module, node) for t in trail(mask, module)):
+        return False  # what was written into it is not known
     losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
     if losses and any(CHOSEN.search(w) for w in words(mask, module)):
         return True
@@ -160,6 +157,10 @@ def _safe(
     held = core(mask, module)
     if isinstance(held, ast.BinOp) and isinstance(held.op, ast.Add) and guarded(held, module):
         return True
+    if isinstance(held, ast.Call) and called_last(held, module).startswith("clamp") and guarded(held, module):
+        return True
+    if isinstance(held, ast.Compare):
+        keys = keys | {key_of(t) for t in trail(held.left, module)} - {""}
     if checked(keys, node, module) or only_logged(node, module):
         return True
     if any(key_of(t) and changed_in_place(t, module) for t in trail(denominator, module)):
@@ -192,7 +193,7 @@ def _constant_mask(mask: ast.expr, module: Module) -> bool:
         found = module.operation(held)
         sides = [found.operand, *found.args] if found and found.operand is not None else held.args
         return len(sides) == 2 and _finds_itself(sides[0], sides[1], module)
-    return isinstance(held, ast.Call) and called_last(held, module) in ("tril", "triu", "eye", "full", "linspace")
+    return isinstance(held, ast.Call) and called_last(held, module) in _BUILT
 
 
 def _finds_itself(left: ast.expr | None, right: ast.expr | None, module: Module) -> bool:
@@ -222,7 +223,7 @@ RULE = Rule(
     name="masked-mean-empty",
     what="""
 Finds a mean over a mask, `(x * mask).sum() / mask.sum()`, in a loss or a forward pass, when nothing keeps the
-divisor from zero.
+divisor from zero. Where the mask leaves out padding only, it is an info.
 """,
     why="""
 A batch in which the mask keeps nothing (all tokens padded, no positive box, no masked position) makes this 0 / 0.

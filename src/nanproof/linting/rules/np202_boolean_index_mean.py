@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..guards import checked
 from ..masks import CHOSEN, is_padding, words
-from ..names import Operation
+from ..names import Operation, called_last, key_of
 from ..numerics import boolean, named_mask
 from ..purpose import counts_hits, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, cores, made_of, names_of, number, scalar, short, trail
+from ..values import core, cores, made_of, names_of, number, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -68,15 +67,13 @@ def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
         message=f"the mean over no element is NaN, and {short(mask, module) or 'this mask'} may select none",
         help="divide the sum by the number selected, at least 1: x[mask].sum() / max(x[mask].numel(), 1)",
         edits=_fix(node, first, name, rest, keywords, module),
-        info=_of_a_mask(mask, module),
+        info=_of_anything(mask, module),
     )
 
 
-def _of_a_mask(mask: ast.expr, module: Module) -> bool:
-    """``mask > 0``, with a mask that says nothing of what it leaves out: as a rule, padding."""
-    at = core(mask, module)
-    base = key_of(core(at.left, module)).rpartition(".")[2] if isinstance(at, ast.Compare) else ""
-    return base.endswith("mask") and not any(CHOSEN.search(w) for w in words(mask, module))
+def _of_anything(mask: ast.expr, module: Module) -> bool:
+    """A mask that says nothing of what it leaves out: as a rule padding, or a test that rarely fails everywhere."""
+    return not any(CHOSEN.search(w) for w in words(mask, module))
 
 
 def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Operation]]:

@@ -7,23 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import has_argument, key_of
-from ..matching import (
-    Hit,
-    Match,
-    asked_about_parts,
-    constant,
-    guarded,
-    in_loss,
-    quotient,
-    reported,
-    training,
-)
+from ..flow import has_argument
+from ..matching import Hit, Match, asked_about_parts, constant, guarded, in_loss, quotient, reported, training
+from ..names import called_last, key_of
 from ..numerics import boolean, named_mask
 from ..purpose import is_network
 from ..rule import Change, Rule
-from ..values import called_last, core, cores, made_of, number, operation, scalar
-from ..vanishing import squared
+from ..values import core, cores, made_of, number, operation, scalar
+from ..vanishing import squared, to_itself
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -100,12 +91,12 @@ def _capped(hit: Hit) -> bool:
 
 
 def _vanishing(hit: Hit) -> bool:
-    """Whether something in sight makes whole vectors zero: a difference, a ReLU, a mask, dropout, a gradient."""
+    """Whether something in sight makes whole vectors zero: a ReLU, a mask, dropout, a gradient, x[:, None] - x."""
     module = hit.module
     for at in cores(hit.operand, module):
         found = operation(at, module)
         if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub):
-            return True
+            return to_itself(at)
         if found is not None and found.name in ("mul", "multiply") and found.args:
             sides = [s for s in (found.operand, found.args[0]) if s is not None]
             if any(boolean(s, module) or named_mask(key_of(s).rpartition(".")[2]) for s in sides):
@@ -122,7 +113,10 @@ def _unknown(hit: Hit) -> bool:
     names = [at for at in cores(hit.operand, hit.module) if isinstance(at, ast.Name)]
     handed = [n for n in names if has_argument(hit.module.function(n), n.id)]
     klass = hit.module.klass(hit.node)
-    return not (in_loss(hit) or _vanishing(hit) or (handed and klass is not None and is_network(klass, hit.module)))
+    differs = [c for c in cores(hit.operand, hit.module) if isinstance(c, ast.BinOp) and isinstance(c.op, ast.Sub)]
+    return not (
+        in_loss(hit) or differs or _vanishing(hit) or (handed and klass is not None and is_network(klass, hit.module))
+    )
 
 
 def _chosen(hit: Hit) -> bool:
@@ -163,8 +157,8 @@ RULE = Rule(
     name="divide-by-norm",
     what="""
 Finds a vector that is divided by its norm, `x / x.norm(dim=-1, keepdim=True)`, when nothing keeps the norm from zero
-and something in sight makes vectors zero (a difference, a ReLU, a mask, dropout). In a loss, without that, it is an
-info.
+and something in sight makes vectors zero (a ReLU, a mask, dropout, all differences within one set). Without that, it is
+an info.
 """,
     why="""
 A zero vector has the norm 0, and 0 / 0 is NaN, in the value and in the gradient. Zero vectors are made by ReLU, by

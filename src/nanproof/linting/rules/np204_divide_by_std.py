@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import re
 
+from ..flow import has_argument
 from ..matching import Hit, asked, guarded, quotient, replaced, reported, training
+from ..names import called_last, key_of
+from ..purpose import is_network
 from ..rule import Rule
-from ..values import called_last, core, cores, made_of, number, operation
+from ..values import core, cores, made_of, number, operation, trail
 
+_REWARDS = re.compile(r"reward|(^|_)(adv|advantages?|returns?|scores?|r)(_|$)", re.I)
 _RANDOM = {"randn", "rand", "randn_like", "rand_like"}
 
 
@@ -53,18 +57,29 @@ def _plain_data(hit: Hit) -> bool:
     return False
 
 
+def _spread_out(hit: Hit) -> bool:
+    """Neither rewards, which are equal as soon as all fail, nor what a layer is given, which may be silence."""
+    module = hit.module
+    names = {key_of(t).rpartition(".")[2] for t in trail(hit.operand, module)} - {""}
+    if any(_REWARDS.search(n) for n in names):
+        return False
+    klass, scope = module.klass(hit.node), module.function(hit.node)
+    return klass is None or not is_network(klass, module) or not any(has_argument(scope, n) for n in names)
+
+
 RULE = Rule(
     code="NP204",
     name="divide-by-std",
     what="""
-Finds a division by a standard deviation, `(x - x.mean()) / x.std()`, in training code, when nothing keeps it from zero.
+Finds a division by a standard deviation, `(x - x.mean()) / x.std()`, in training code, when nothing keeps it from zero:
+of rewards and advantages, and of what a layer is given. Of anything else it is an info.
 """,
     why="""
 Equal values have the standard deviation 0 and differ from their mean by 0: the result is 0 / 0, NaN, in the value and
 in the gradient. Rewards of a group are equal as soon as the model solves, or fails, all of it; activations are equal
 when a channel has died; a constant image or a padded sequence is equal everywhere.
 
-An eps in the divisor makes it 0. What an eps does not mend is a single element: the unbiased standard deviation of one
+An eps in the divisor makes it 0. What an eps does not fix is a single element: the unbiased standard deviation of one
 value is 0 / 0 itself, and `(x - x.mean()) / (x.std() + 1e-6)` stays NaN. Use `unbiased=False` where that can happen. In
 float16 an eps below 6e-8 is 0.
 """,
@@ -93,6 +108,7 @@ arrays and random numbers are left alone.
     match=quotient().of(_spread),
     where=_matters,
     unless=(reported, guarded, asked, _plain_data),
+    doubt=(_spread_out,),
     message=lambda h: f"a division by the deviation of {h.said('this')} is NaN when its values are equal",
     help="add an eps to the standard deviation: / (x.std() + 1e-6)",
     edit=replaced("{x} + 1e-6", ast.Call, ast.Name, ast.Attribute, ast.Subscript),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 
-from ..flow import key_of
 from ..guards import checked, small_constant
 from ..matching import Hit, constant, guarded, in_loss, power, reported, training
+from ..names import called_last, key_of
 from ..rule import Change, Rule
-from ..values import called_last, core, made_of, names_of, nodes_of, number, operation, short
-from ..vanishing import is_constant, squared, vanishes
+from ..values import core, made_of, names_of, nodes_of, number, operation, short
+from ..vanishing import is_constant, squared, to_itself, vanishes
 
 # Coordinates, sizes of boxes and spectra of the input: nothing is learned before them.
 _INPUT = re.compile(
@@ -84,29 +84,38 @@ def _known(hit: Hit) -> bool:
 
 
 def _unlikely(hit: Hit) -> bool:
-    """A distance of things that are hardly ever equal, a root over everything, a target: 0 is not expected."""
+    """Nothing in sight says that zero comes: no activation, no pair with itself, no eps, no difference in a loss."""
     module = hit.module
-    if any(word in hit.why for word in ("clamped", "variance", "weighted")) or _expected(hit):
-        return False
-    names = {n.rpartition(".")[2] for n in names_of(hit.operand, module)} - {"self"}
+    nodes = list(made_of(hit.operand, module, limit=80, indices=False))
+    names = {key_of(n).rpartition(".")[2] for n in nodes} - {"", "self", *module.aliases}
     if names and all(_TARGETS.search(n) for n in names):
         return True  # nothing is learned there
-    parts = list(made_of(hit.operand, module, limit=80))
-    differences = [n for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
-    if any(_to_itself(d) for d in differences):
-        return False  # all pairs: each has the distance 0 from itself
+    differences = [n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
+    if any(to_itself(d) for d in differences) or _rectified(hit):
+        return False  # of all pairs, each has the distance 0 from itself
     reduced = operation(core(hit.operand, module), module)
-    along = reduced is not None and reduced.name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
-    if differences or (reduced is not None and reduced.name == "add"):
-        return not ((along or (reduced is not None and reduced.name == "add")) and in_loss(hit))
-    return not (along and _below(hit))
+    name = reduced.name if reduced is not None else ""
+    along = reduced is not None and name in ("sum", "mean") and (reduced.args or reduced.given("dim", "axis"))
+    if not in_loss(hit):
+        return not (along and _expected(hit))
+    if _expected(hit) or hit.why == "a square" or any(w in hit.why for w in ("clamped", "variance", "weighted")):
+        return False
+    if name == "add":  # distances, and what filters make of a flat image
+        return not (differences or any(isinstance(n, ast.Call) and module.operation(n) is None for n in nodes))
+    return not (along and (differences or _below(hit)))
+
+
+def _rectified(hit: Hit) -> bool:
+    """What an activation gives out may be zero everywhere."""
+    calls = [p for p in made_of(hit.operand, hit.module, limit=80) if isinstance(p, ast.Call)]
+    return any(re.search(r"relu|activation|^act", called_last(c, hit.module), re.I) for c in calls)
 
 
 def _expected(hit: Hit) -> bool:
     """An eps outside the root, ``sqrt(s) + eps``: zero was thought of; and 1 - x², which is 0 where x is 1."""
     module, at = hit.module, core(hit.operand, hit.module)
     if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Sub) and number(at.left, module) == 1:
-        return squared(at.right, module)
+        return squared(at.right, module) and in_loss(hit)
     node: ast.AST = hit.node
     above = module.parent(node)
     if isinstance(above, ast.Assign) and key_of(above.targets[0]):
@@ -119,12 +128,6 @@ def _raised(above: ast.AST | None, node: ast.AST, hit: Hit) -> bool:
     if not isinstance(above, ast.BinOp) or not isinstance(above.op, ast.Add):
         return False
     return small_constant(above.right if above.left is node else above.left, hit.module)
-
-
-def _to_itself(difference: ast.BinOp) -> bool:
-    """``x[:, None] - x[None]``"""
-    sides = [{key_of(n) for n in ast.walk(s)} - {""} for s in (difference.left, difference.right)]
-    return bool(sides[0]) and sides[0] == sides[1]
 
 
 def _fix(hit: Hit) -> tuple[Change, ...]:
@@ -141,7 +144,8 @@ RULE = Rule(
     name="sqrt-at-zero",
     what="""
 Finds, in a loss or a forward pass, the square root of something that can be exactly zero: a square, a sum or mean of
-squares, a variance, a difference, or a value clamped to zero. Powers of 0.5 count as roots.
+squares, a variance, a difference, or a value clamped to zero. Powers of 0.5 count as roots. Outside a loss it is an
+info, except behind an activation, with an eps outside the root, and for distances of things from themselves.
 """,
     why="""
 The derivative of √x is 1 / (2√x): infinite at 0. The chain rule multiplies it with the derivative of what is inside,
@@ -173,7 +177,7 @@ def centerness_loss(left, right):
 """,
     false_alarm="""
 Nothing learned is under the root, or the value cannot be zero. Noise schedules, grids, random numbers and detached
-tensors are left alone where they can be recognised.
+tensors are left alone where they can be recognized.
 """,
     fix="unsafe",
     fix_note="It adds `1e-12` under the root, or raises the bound of the clamp to it: a root of 0 becomes 1e-6.",

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..gradients import constant
 from ..guards import checked, guarded
+from ..names import key_of
 from ..numerics import division, named_probability, probability, summed
 from ..purpose import aside, only_logged, trains
 from ..rewrite import move
@@ -91,7 +91,13 @@ def _known(
         help=f"use {name}, which never forms the probability" if name else "work with log_softmax from the start",
         edits=moved.edits if log == "log" and better else (),
         safe=moved.safe,
+        info=_parameter(source) and not _times_itself(node, operand, module),
     )
+
+
+def _parameter(source: Operation) -> bool:
+    """A parameter of its own, such as the weights of a mixture, moves slowly and starts small."""
+    return key_of(source.operand).startswith("self.") if source.operand is not None else False
 
 
 def _complement(node: ast.expr, module: Module) -> ast.expr | None:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..guards import guarded
+from ..names import key_of
 from ..numerics import probability
 from ..rewrite import move
 from ..rule import Change, Found, Moved, Rule

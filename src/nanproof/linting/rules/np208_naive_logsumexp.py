@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 
-from ..flow import key_of
 from ..guards import guarded
 from ..matching import Hit, call, constant, exponent, held, not_aside
+from ..names import called_last, key_of
 from ..numerics import shifted
 from ..rewrite import move
 from ..rule import Moved, Rule
-from ..values import called_last, core, made_of, operation, trail
+from ..values import core, made_of, operation, trail
 from .np209_naive_softmax import small
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
-from ..matching import Hit, constant, not_aside, quotient
-from ..names import Operation
+from ..matching import Hit, constant, not_aside, quotient, training
+from ..names import Operation, called_last, key_of
 from ..numerics import division, shifted, summed
 from ..rewrite import move
 from ..rule import Moved, Rule
-from ..values import called_last, core, made_of, operation, trail
+from ..values import core, made_of, operation, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:
@@ -132,6 +131,7 @@ of its own, the fix is marked unsafe, because that name may be used elsewhere.
     match=quotient().of(_exponent),
     where=not_aside,
     unless=(lambda h: shifted(h.operand, h.module), constant, small, _divided_again),
+    doubt=(lambda h: not training(h),),
     message="a softmax written by hand is inf / inf = NaN as soon as one exponent passes 88.7 (float16: 11.09)",
     help="use torch.softmax(x, dim), which subtracts the largest exponent first",
     edit=_rewrite,

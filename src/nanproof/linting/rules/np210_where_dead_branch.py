@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..gradients import constant, enclosing
 from ..guards import guarded, small_constant
+from ..names import called_last, key_of
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, nodes_of, number, operation, scalar, short
+from ..values import core, nodes_of, number, operation, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -30,6 +30,12 @@ _CAMERAS = re.compile(r"camera|distort|project|fisheye|intersect|(^|_)rays?(_|$)
 """Geometry of the input: nothing is learned before it."""
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
+_AT_ZERO = {"div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "power"}
+_HOLDS: dict[type[ast.cmpop], Callable[[float], bool]] = {
+    ast.Lt: lambda x: x < 0, ast.LtE: lambda x: x <= 0, ast.Gt: lambda x: x > 0, ast.GtE: lambda x: x >= 0,
+    ast.Eq: lambda x: x == 0, ast.NotEq: lambda x: x != 0,
+}  # fmt: skip
+"""Whether 0 - bound compares so with 0."""
 _CUTS = {"long", "int", "round", "floor", "ceil", "detach", "argmax", "argmin", "bool", "sign", "item", "no_grad"}
 _FILLS = {"exp": "0.0", "expm1": "0.0", "log1p": "0.0", "acos": "0.0", "asin": "0.0", "atanh": "0.0"}
 
@@ -45,6 +51,8 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         if risk is None or only_logged(node, module):
             continue
         name, operand, risky = risk
+        if name in _AT_ZERO and _zero_is_chosen(condition, operand, place == 0, module):
+            continue  # it is as bad where it is chosen, which is not for this rule to say
         said = short(operand, module) or "its operand"
         what = f"a division by {said}" if name == "div" else f"{name} of {said}"
         yield Found(
@@ -56,6 +64,20 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             about=core(operand, module) if name == "div" else risky,
         )
         return
+
+
+def _zero_is_chosen(condition: ast.expr, operand: ast.expr, first: bool, module: Module) -> bool:
+    """``where(x < 1, 1 / x, 0)``: zero, the bad place, is where the branch is taken; or the condition asks about a
+    large number, and the operand is something else."""
+    test, keys = core(condition, module), {key_of(t) for t in trail(operand, module)} - {""}
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    for side, other, sign in ((test.left, test.comparators[0], 1), (test.comparators[0], test.left, -1)):
+        bound = number(other, module)
+        holds = _HOLDS.get(type(test.ops[0]))
+        if bound is not None and holds is not None:
+            return holds(-sign * bound) == first if key_of(side) in keys else abs(bound) > 1
+    return False
 
 
 def _arguments(node: ast.Call, module: Module) -> tuple[ast.expr, list[ast.expr]] | None:

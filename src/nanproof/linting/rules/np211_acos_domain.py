@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import guarded, lower_bound
-from ..matching import Hit, Match, asked, constant, in_loss, not_aside, reported, training
+from ..matching import Hit, Match, asked, constant, in_loss, not_aside, outside_loss, reported
+from ..names import called_last
 from ..numerics import boolean, division
 from ..rule import Change, Rule
-from ..values import called_last, core, made_of, number, trail
+from ..values import core, made_of, number, trail
 from ..vanishing import squared
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ def _inside(hit: Hit) -> bool:
     return asked(hit) or squared(at, module)
 
 
+def _cosine(hit: Hit) -> bool:
+    """A quotient by a length: 1 for what is parallel, or a little more."""
+    parts = division(core(hit.operand, hit.module), hit.module)
+    return parts is not None and "norm" in hit.module.source(parts[1])
+
+
 def _message(hit: Hit) -> str:
     name = called_last(hit.node, hit.module).rstrip("_") if isinstance(hit.node, ast.Call) else ""
     if hit.why == _CLAMPED:
@@ -103,7 +110,7 @@ forward pass; and, in a loss, of something that is clamped to exactly [-1, 1].
 A cosine computed in floating point is not always at most 1. Of 10,000 random unit vectors in float32, the product with
 themselves is above 1 for about 19 %; acos(1.0000001) is NaN.
 
-The slope of acos is -1 / √(1 - x²), infinite at ±1. `x.clamp(-1, 1)` mends the value, but its gradient passes at
+The slope of acos is -1 / √(1 - x²), infinite at ±1. `x.clamp(-1, 1)` fixes the value, but its gradient passes at
 exactly 1, so two equal directions still have an infinite slope, and NaN one step further back. `1 - 1e-8` is 1 in
 float32: an eps has to be at least 6e-8. `atan2(sin, cos)` has no such place.
 """,
@@ -134,7 +141,7 @@ The operand is data that lies inside for certain, or nothing learned is behind i
     match=Match(_find, (ast.Call,), _INVERSE).of(_outside),
     where=not_aside,
     unless=(reported,),
-    doubt=(lambda h: not (in_loss(h) or training(h)),),
+    doubt=(lambda h: outside_loss(h) and not _cosine(h),),
     message=_message,
     help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",
     edit=_fix,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from ..gradients import constant
-from ..matching import Hit, call, exponent, not_aside
+from ..gradients import constant, enclosing
+from ..matching import Hit, call, exponent, not_aside, outside_loss
+from ..names import called_last
 from ..numerics import shifted
 from ..rule import Change, Rule
-from ..values import called_last, core, number, scalar
+from ..values import core, number, scalar
 
 
 def beside_one(hit: Hit) -> ast.expr | None:
@@ -24,14 +25,15 @@ def beside_one(hit: Hit) -> ast.expr | None:
 
 
 def _varies(hit: Hit) -> bool:
-    return not (scalar(hit.operand, hit.module) or constant(hit.operand, hit.module))
+    given = any(isinstance(p, ast.Lambda) for p in hit.module.parents(hit.node))  # by somebody who may have masked it
+    return not (given or scalar(hit.operand, hit.module) or constant(hit.operand, hit.module))
 
 
 def _at_most_one(hit: Hit) -> bool:
     """exp(-|x|), of the safe formula."""
     if any(isinstance(p, ast.Call) and called_last(p, hit.module) == "abs" for p in ast.walk(hit.operand)):
         return True
-    at = hit.operand
+    at = core(hit.operand, hit.module)
     inner = core(at.operand, hit.module) if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub) else None
     return isinstance(inner, ast.Call) and called_last(inner, hit.module) == "abs"
 
@@ -46,6 +48,11 @@ def _caught(hit: Hit) -> bool:
 def _parameter(hit: Hit) -> bool:
     """A parameter of its own moves slowly and starts small."""
     return isinstance(hit.operand, ast.Attribute)
+
+
+def _aside(hit: Hit) -> bool:
+    """Neither in a loss nor in a forward pass: times are drawn so, for instance."""
+    return outside_loss(hit) and all(f.name != "forward" for f in enclosing(hit.node, hit.module))
 
 
 def _softplus(hit: Hit) -> tuple[Change, ...]:
@@ -77,7 +84,7 @@ def ranking_loss(positive, negative):
     match=call("log", "log1p").of(beside_one, _varies, exponent),
     where=not_aside,
     unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one),
-    doubt=(_parameter,),
+    doubt=(_parameter, _aside),
     message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
     help="use torch.nn.functional.softplus(x)",
     edit=_softplus,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from ..matching import Hit, asked, constant, guarded, held, power, reported, training
+from ..names import called_last
 from ..rule import Rule
-from ..values import called_last, core, made_of, number, operation
+from ..values import core, made_of, number, operation
 from ..vanishing import is_constant, vanishes
 
 _POSITIVE = {"exp", "softplus", "sigmoid", "softmax", "cosh", "relu", "norm", "shape", "size", "numel", "tensor"}

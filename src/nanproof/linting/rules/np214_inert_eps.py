@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import lower_bound
+from ..names import called_last
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, number
+from ..values import core, number
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -99,7 +100,7 @@ RULE = Rule(
     name="inert-eps",
     what="""
 Finds an eps that does nothing: added to a value that a clamp keeps far above it, `n.clamp(min=1) + 1e-8`; or given to a
-normalisation layer and below 1e-12.
+normalization layer and below 1e-12.
 """,
     why="""
 The float32 after 1 is 1 + 1.2e-7. What is nearer is rounded away: 1 + 1e-8 is 1, bit for bit, and so for every larger

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
 from ..masks import is_causal, is_padding, of_both_sides, words
+from ..names import called_last, key_of
 from ..numerics import softmaxed
 from ..purpose import aside
 from ..rewrite import fill_with_lowest
 from ..rule import Found, Rule
-from ..values import called_last, core, cores, made_of, number, short
+from ..values import core, cores, made_of, number, short
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -28,18 +28,15 @@ _MENDS = {"nan_to_num", "nan_to_num_", "isnan", "isinf", "isfinite", "masked_sof
 
 
 def check(node: ast.Call | ast.Assign, module: Module) -> Iterator[Found]:
-    yield from rows(node, module, padding=False)
-
-
-def rows(node: ast.Call | ast.Assign, module: Module, *, padding: bool) -> Iterator[Found]:
-    """Scores filled with -inf by masks that may cover a whole row: those of padded keys alone, or all others."""
     filled = _filled(node, module)
     if filled is None or number(filled[2], module) != -math.inf or aside(node, module):
         return
     scores, mask, filler = filled
     sided = of_both_sides(mask, module) or _intersects(mask, module)
     keys = not sided and (_of_keys(mask, module) or _attends(scores, module) or _queried(node, module))
-    if padding != keys or not (sided or _may_cover(mask, module) or is_padding(mask, module)):
+    if not sided and is_causal(mask, module):
+        return
+    if not (sided or _may_cover(mask, module) or is_padding(mask, module)):
         return
     in_place = isinstance(node, ast.Assign) or called_last(node, module).endswith("_")
     if key_of(scores) in {key_of(n) for n in ast.walk(mask)} - {""} or _mended(node, module):
@@ -51,6 +48,7 @@ def rows(node: ast.Call | ast.Assign, module: Module, *, padding: bool) -> Itera
         message=f"softmax gives NaN for a row that {short(mask, module) or 'the mask'} fills with -inf from end to end",
         help="fill with torch.finfo(scores.dtype).min, or set such rows to 0 afterwards (ops.masked_softmax does)",
         edits=fill_with_lowest(scores, filler, module),
+        info=keys,  # a sequence without a single token is rare
     )
 
 
@@ -178,7 +176,7 @@ class Pooling(nn.Module):
     miss="""
 class Attention(nn.Module):
     def forward(self, scores, adjacency):
-        scores = torch.where(adjacency > 0, scores, float("-inf"))  # a node without neighbours
+        scores = torch.where(adjacency > 0, scores, float("-inf"))  # a node without neighbors
         return scores.softmax(-1)
 """,
     false_alarm="""

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
+from ..names import called_last, key_of
 from ..numerics import softmaxed
 from ..rewrite import fill_with_lowest
 from ..rule import Found, Rule
-from ..values import called_last, made_of, number, scalar
+from ..values import made_of, number, scalar
 
 if TYPE_CHECKING:
     from ..source import Module

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import end, key_of, start
+from ..flow import end, start
 from ..guards import small_constant
+from ..names import called_last, key_of
 from ..numerics import QUOTIENTS, division, shifted, summed
 from ..rule import Change, Found, Rule
-from ..values import called_last, core, made_of, operation, scalar, short, trail
+from ..values import core, made_of, operation, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -171,7 +172,7 @@ RULE = Rule(
     code="NP218",
     name="sinkhorn-in-exp-space",
     what="""
-Finds Sinkhorn iterations that normalise the rows and columns of an exponential in turn, and those that scale a kernel
+Finds Sinkhorn iterations that normalize the rows and columns of an exponential in turn, and those that scale a kernel
 exp(-cost / reg) by two vectors, where the exponent is neither shifted nor clamped.
 """,
     why="""
@@ -206,7 +207,7 @@ def rows(m):
 def doubly_stochastic(logits, turns=20):
     m = torch.exp(logits)
     for _ in range(turns):
-        m = rows(rows(m).mT).mT  # the normalisation is in another function
+        m = rows(rows(m).mT).mT  # the normalization is in another function
     return m
 """,
     false_alarm="""

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
+from ..names import key_of
 from ..rule import Found, Rule
 
 if TYPE_CHECKING:

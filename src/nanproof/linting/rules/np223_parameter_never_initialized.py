@@ -6,10 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of
-from ..names import dotted
+from ..names import dotted, key_of, last_name
 from ..rule import Change, Found, Rule
-from ..training import keyword, last_name
+from ..training import keyword
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -37,8 +36,16 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         "NaN included",
         help="initialize it: torch.zeros(...), or torch.nn.init.normal_ on the parameter",
         edits=_fix(made, module),
-        info=any(word in module.text for word in ("load_state_dict", "PreTrainedModel")),
+        info=_loaded(klass, module),
     )
+
+
+def _loaded(klass: ast.ClassDef, module: Module) -> bool:
+    """Whether another file may write into it: by a loop over parameters, or from a checkpoint, as nothing trains."""
+    if any(word in module.text for word in ("load_state_dict", "PreTrainedModel")):
+        return True
+    alone = module.trained_elsewhere(klass.name) is None
+    return module.project.initializes or not (alone or module.project.optimizer)
 
 
 def _empty(made: ast.Call, module: Module) -> bool:
@@ -69,6 +76,8 @@ def _written(klass: ast.ClassDef, key: str, module: Module) -> bool:
             on = part.func.value if isinstance(part.func, ast.Attribute) else None
             if on is not None and last.endswith("_") and any(key_of(n) == key for n in ast.walk(on)):
                 return True
+        if isinstance(part, ast.List | ast.Tuple) and isinstance(part.ctx, ast.Load) and key in map(key_of, part.elts):
+            return True  # several are initialized in a loop
         if isinstance(part, ast.Subscript | ast.Attribute) and isinstance(part.ctx, ast.Store):
             if key_of(part.value) == key or (isinstance(part, ast.Attribute) and part.attr == name + "_"):
                 return True
@@ -76,23 +85,9 @@ def _written(klass: ast.ClassDef, key: str, module: Module) -> bool:
                 return True  # self.weight.data[0] = ...
     if sum(b.value is not None for b in module.flow.members(klass, key)) > 1:
         return True
-    owners = {module.klass(c) for c in module.calls(klass.name)} - {None, klass}
-    if any(module.klass(loop) in owners and _initializes_all(loop) for loop in module.nodes(ast.For)):
-        return True  # a class around this one does it
     outside = [c for c in module.nodes(ast.Call) if last_name(c).endswith("_") or "init" in last_name(c)]
     return any(
         isinstance(n, ast.Attribute) and n.attr == name and key_of(n) != key for c in outside for n in ast.walk(c)
-    )
-
-
-def _initializes_all(loop: ast.AST) -> bool:
-    """``for p in self.parameters(): p.data.uniform_(…)``"""
-    if not isinstance(loop, ast.For):
-        return False
-    listed = [last_name(c) for c in ast.walk(loop.iter) if isinstance(c, ast.Call)]
-    written = [last_name(c) for c in ast.walk(loop) if isinstance(c, ast.Call)]
-    return bool({"parameters", "named_parameters"} & set(listed)) and any(
-        w.endswith("_") and w not in ("requires_grad_", "zero_grad_") for w in written
     )
 
 

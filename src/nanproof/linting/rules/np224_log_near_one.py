@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from ..matching import Hit, call, constant, reported, training
+from ..names import called_last
 from ..rule import Rule
-from ..values import called_last, core, made_of, number
+from ..values import core, made_of, number
 from ..vanishing import squared
 
 _LOST = 2.0**-24

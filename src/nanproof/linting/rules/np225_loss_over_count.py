@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 
-from ..flow import key_of
 from ..guards import guarded
 from ..masks import CHOSEN, words
 from ..matching import Hit, asked, of_loss, quotient, reported, training
+from ..names import key_of
 from ..numerics import summed
 from ..rule import Rule
 from ..values import cores, number, trail

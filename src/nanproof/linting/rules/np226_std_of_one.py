@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from ..flow import key_of
 from ..guards import checked
 from ..matching import Hit, call, not_aside, reported
+from ..names import called_last, key_of
 from ..numerics import boolean, named_mask
 from ..rule import Change, Rule
-from ..values import called_last, core
+from ..values import core
 
 
 def _whole(hit: Hit) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from ..flow import key_of
 from ..guards import lower_bound
 from ..matching import Hit, asked, held, quotient, replaced, reported, training, written_into
+from ..names import called_last, key_of
 from ..numerics import boolean, named_mask, summed
 from ..rule import Rule
-from ..values import called_last, core, trail
+from ..values import core, trail
 
 
 def _own_sum(hit: Hit) -> ast.expr | None:

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import key_of, start
+from ..flow import start
+from ..names import key_of
 from ..rule import Change, Found, Rule
 
 if TYPE_CHECKING:

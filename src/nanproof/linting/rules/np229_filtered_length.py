@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from ..flow import key_of
 from ..guards import checked
 from ..matching import Hit, of_loss, quotient, replaced, reported, training
+from ..names import key_of
 from ..rule import Rule
 from ..values import trail
 

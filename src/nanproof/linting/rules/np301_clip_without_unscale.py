@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from ..events import Event
+from ..names import written
 from ..paths import Way, all_ways
-from ..rule import Change, Found, Rule
+from ..rule import Change, Found, Rule, amp_loop
 from ..source import Module
-from ..training import keyword, within_block, written
+from ..training import keyword, within_block
 
 
 def check(node: ast.Module, module: Module) -> Iterator[Found]:
@@ -125,31 +126,15 @@ RULE = Rule(
     "clipped to 1.0, and after the scaler's own division it is 1.5e-5: every gradient is shrunk to `max_norm / "
     "scale`, whatever its size. Under SGD that is a learning rate of nearly zero that changes whenever the scale "
     "does; under Adam the ratio of large to small gradients is lost.",
-    bad="""import torch
-
-def train(model, loader, optimizer, criterion, scaler):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-    good="""import torch
-
-def train(model, loader, optimizer, criterion, scaler):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
+    bad=amp_loop(
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "scaler.step(optimizer)", "scaler.update()"
+    ),
+    good=amp_loop(
+        "scaler.unscale_(optimizer)",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "scaler.step(optimizer)",
+        "scaler.update()",
+    ),
     miss="""def train(model, loader, optimizer, scaler, limit_gradients):
     for x in loader:
         scaler.scale(model(x)).backward()

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ..paths import all_ways
-from ..rule import Found, Rule
+from ..rule import Found, Rule, amp_loop
 from ..source import Module
 from ..training import is_scaler
 
@@ -36,29 +36,8 @@ RULE = Rule(
     why="`update()` is what halves the scale (65,536 at the start) after an overflow, doubles it after 2,000 good "
     "steps, and tells the scaler that a new iteration begins. Without it the second step of the same optimizer "
     'raises "step() has already been called since the last update()", measured in the second iteration.',
-    bad="""import torch
-
-def train(model, loader, optimizer, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-""",
-    good="""import torch
-
-def train(model, loader, optimizer, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-""",
+    bad=amp_loop("scaler.step(optimizer)"),
+    good=amp_loop("scaler.step(optimizer)", "scaler.update()"),
     false_alarm="The update is in a file that is not linted together with this one: give `nanproof lint` the whole "
     "project.",
     nodes=(ast.Call,),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..events import Event
 from ..paths import Way, scopes, ways_of
-from ..rule import Change, Found, Rule
+from ..rule import Change, Found, Rule, amp_loop
 from ..source import Module
 
 
@@ -82,28 +82,8 @@ RULE = Rule(
     "purpose: with one Inf gradient the step writes NaN, where `scaler.step` would have left it out and halved the "
     'scale. `scaler.update()` without a `scaler.step` raises "No inf checks were recorded prior to update.", after '
     "the harm is done.",
-    bad="""import torch
-
-def train(model, loader, optimizer, criterion, scaler):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        optimizer.step()
-        scaler.update()
-""",
-    good="""import torch
-
-def train(model, loader, optimizer, criterion, scaler):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-""",
+    bad=amp_loop("optimizer.step()", "scaler.update()"),
+    good=amp_loop("scaler.step(optimizer)", "scaler.update()"),
     miss="""def backward(scaler, loss):
     scaler.scale(loss).backward()  # the plain step is in another file
 """,

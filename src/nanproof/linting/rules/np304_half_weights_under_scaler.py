@@ -77,7 +77,7 @@ def main(name, args, data):
     Trainer(model=model, args=args, train_dataset=data).train()  # args.fp16 is set elsewhere
 """,
     false_alarm="The weights that are trained are others than those in float16. Files that mention LoRA, "
-    "quantisation, apex or DeepSpeed, which keep float32 weights beside the others, are not looked at.",
+    "quantization, apex or DeepSpeed, which keep float32 weights beside the others, are not looked at.",
     fix="unsafe",
     fix_note="The conversion is taken out (`.half()`), or `dtype=torch.float16` becomes `torch.float32`: the "
     "weights take twice the memory.",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import called_last
 from ..rule import Change, Found, Rule
 from ..source import Module
-from ..training import in_tests, is_true, keyword, true_name
+from ..training import in_tests, is_true, keyword
 from ..weights import ADAMS, trainings
 
 _SMALLEST = 2.0**-24
@@ -19,7 +20,7 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
     told: set[ast.AST] = set()
     for training in trainings(module):
         maker = training.maker
-        if training.trainer or training.dtype != "float16" or maker in told or true_name(module, maker) not in ADAMS:
+        if training.trainer or training.dtype != "float16" or maker in told or called_last(maker, module) not in ADAMS:
             continue
         if module.facts.scaler or is_true(keyword(maker, "fused")) or not _vanishes(maker):
             continue

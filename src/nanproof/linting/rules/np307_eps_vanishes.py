@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import called_last
+from ..purpose import aside
 from ..rule import Change, Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, keyword, true_name
+from ..training import calls_in, in_tests, keyword
+from ..values import number
 from ..weights import dtype_of
 
 _HALF_TINY = 2.0**-25
@@ -32,7 +35,7 @@ def _added(node: ast.BinOp, module: Module) -> Iterator[Found]:
     if not isinstance(node.op, ast.Add):
         return
     for small, other in ((node.right, node.left), (node.left, node.right)):
-        value = number(module, small)
+        value = number(small, module)
         if value and 0 < value < _HALF_TINY and _is_half(module, other):
             yield Found(
                 node=node,
@@ -52,15 +55,15 @@ def _clamped(node: ast.Call, module: Module) -> Iterator[Found]:
     low = keywords.get("min") or (rest[0] if rest and name != "normalize" else None)
     if name == "normalize":
         eps = keywords.get("eps") or (rest[2] if len(rest) > 2 else None)
-        size = number(module, eps) if eps is not None else 1e-12
+        size = number(eps, module) if eps is not None else 1e-12
         if size is not None and size < _HALF_TINY and _is_half(module, operand):
             yield Found(
                 node=node,
                 message=f"the eps of `{module.source(node)}` ({size:g}) is 0 in float16: a zero vector becomes NaN",
-                help="normalise in float32, or give eps=1e-4",
+                help="normalize in float32, or give eps=1e-4",
             )
         return
-    size = number(module, low) if low is not None else None
+    size = number(low, module) if low is not None else None
     if size is not None and 0 < size < _HALF_TINY and low is not None and _is_half(module, operand):
         yield Found(
             node=node,
@@ -69,8 +72,14 @@ def _clamped(node: ast.Call, module: Module) -> Iterator[Found]:
             edits=_fix(module, low, "1e-4"),
         )
     high = keywords.get("max") or (rest[1] if len(rest) > 1 else None)
-    bound = number(module, high) if high is not None else None
-    if bound is not None and high is not None and 1 - _HALF_TINY < bound < 1 and _needs_gap(module, node):
+    bound = number(high, module) if high is not None else None
+    if (
+        bound is not None
+        and high is not None
+        and 1 - _HALF_TINY < bound < 1
+        and _needs_gap(module, node)
+        and not aside(node, module)
+    ):
         yield Found(
             node=node,
             message=f"`{module.source(high)}` is 1.0 in float32: the clamp lets 1 pass, where the rest breaks",
@@ -85,7 +94,7 @@ def _needs_gap(module: Module, node: ast.Call) -> bool:
     if "float64" in module.text or "double" in module.text:
         return False
     for call in calls_in(scope):
-        name = true_name(module, call)
+        name = called_last(call, module)
         if name in _NEAR_ONE:
             return True
         if name in ("log", "sqrt") and any(_one_minus(n) for n in ast.walk(call)):
@@ -102,38 +111,6 @@ def _one_minus(node: ast.AST) -> bool:
 
 def _is_one(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
-
-
-def number(module: Module, node: ast.AST, depth: int = 3) -> float | None:
-    """The value of a constant expression; names and defaults of arguments are followed."""
-    if isinstance(node, ast.Constant):
-        return float(node.value) if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = number(module, node.operand, depth)
-        return -inner if inner is not None else None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Add):
-        left, right = number(module, node.left, depth), number(module, node.right, depth)
-        if left is None or right is None:
-            return None
-        return left - right if isinstance(node.op, ast.Sub) else left + right
-    if depth and isinstance(node, ast.Name | ast.Attribute):
-        held = module.value(node)
-        if held is not None:
-            return number(module, held, depth - 1)
-        return _default(module, node) if isinstance(node, ast.Name) else None
-    return None
-
-
-def _default(module: Module, node: ast.Name) -> float | None:
-    """The default of an argument with this name."""
-    scope = module.function(node)
-    if isinstance(scope, ast.Module):
-        return None
-    named = [*scope.args.posonlyargs, *scope.args.args]
-    defaults = dict(zip([a.arg for a in reversed(named)], reversed(scope.args.defaults), strict=False))
-    defaults |= {a.arg: d for a, d in zip(scope.args.kwonlyargs, scope.args.kw_defaults, strict=True) if d}
-    held = defaults.get(node.id)
-    return number(module, held, 0) if held is not None else None
 
 
 def _is_half(module: Module, node: ast.AST, depth: int = 3) -> bool:
@@ -190,7 +167,7 @@ def weights(scores):
     p = scores.float().exp()
     return p / (p.sum(-1, keepdim=True) + 1e-8)
 """,
-    miss="""def normalise(x, eps=1e-8):  # float16 only when the caller's model is
+    miss="""def normalize(x, eps=1e-8):  # float16 only when the caller's model is
     return x / (x.norm(dim=-1, keepdim=True) + eps)
 """,
     false_alarm="The tensor is float16 only in a branch that is not taken, or the value can never reach the bound.",

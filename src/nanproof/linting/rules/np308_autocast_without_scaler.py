@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import called_last
 from ..paths import ways_of
-from ..rule import Change, Found, Rule
+from ..rule import Change, Found, Rule, amp_loop
 from ..source import Module
-from ..training import in_tests, keyword, stored_in, true_name
+from ..training import in_tests, keyword, stored_in
 from ..weights import dtype_of, is_disabled
 
 _SCALED = re.compile(r"scaler|scale_loss|loss_scale|set_autocast|apex|deepspeed", re.IGNORECASE)
@@ -34,7 +35,7 @@ def check(node: ast.With, module: Module) -> Iterator[Found]:
 def _autocast(module: Module, node: ast.expr) -> ast.Call | None:
     """The call of autocast that a with-statement enters, by a name too."""
     if isinstance(node, ast.Call):
-        return node if true_name(module, node) == "autocast" else None
+        return node if called_last(node, module) == "autocast" else None
     found = (_autocast(module, v) for v in module.values(node) if isinstance(v, ast.Call))
     return next((c for c in found if c is not None), None)
 
@@ -85,31 +86,13 @@ RULE = Rule(
     name="autocast-without-scaler",
     what="Finds a training step under `autocast` without a dtype, or with float16, whose loss is differentiated by "
     "a plain `loss.backward()`, in a project without a GradScaler.",
-    why='On CUDA autocast means float16 unless told otherwise (`torch.get_autocast_dtype("cuda")` is '
+    why='On CUDA autocast means float16 by default (`torch.get_autocast_dtype("cuda")` is '
     "torch.float16; on the CPU it is bfloat16). Gradients below 6e-8 are 0 in float16: a loss of 1e-8 · mean under "
     "float16 autocast gave weight gradients of exactly 0, with the scale of 65,536 they were 1.6e-4 (2.5e-9 after "
     "division). And nothing leaves out a step in which something passed 65,504. One post-mortem found its bf16 "
     "setting overridden by exactly this default.",
-    bad="""import torch
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-""",
-    good="""import torch
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-""",
+    bad=amp_loop("optimizer.step()", dtype=""),
+    good=amp_loop("optimizer.step()", dtype=", dtype=torch.bfloat16"),
     miss="""import torch
 
 def compute_loss(model, x, y):  # backward is in another file
@@ -121,6 +104,7 @@ def compute_loss(model, x, y):  # backward is in another file
     fix="unsafe",
     fix_note="`dtype=torch.bfloat16` is given: the range of float32, 8 bits of precision, no scaler needed; it "
     "wants hardware that has it.",
+    default=False,
     nodes=(ast.With,),
     words=("autocast",),
     check=check,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..gradients import gradless
-from ..names import dotted
+from ..names import dotted, last_name, written
 from ..rule import Found, Rule
-from ..training import calls_in, last_name, written
+from ..training import calls_in
 
 if TYPE_CHECKING:
     from ..source import Module

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ..matching import Hit, Match, in_test
-from ..rule import Rule
+from ..rule import Rule, amp_loop
 from ..source import Module
 from ..training import is_scaler, keyword
 
@@ -58,32 +58,14 @@ A GradScaler begins at 65,536 and skips `optimizer.step()` until the gradients f
 smallest ones of a warm-up. The schedule is then ahead of the training, and torch warns that `lr_scheduler.step()` came
 before `optimizer.step()`.
 """,
-    bad="""
-def train(model, loader, optimizer, scheduler, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scheduler.step()
-""",
-    good="""
-def train(model, loader, optimizer, scheduler, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        before = scaler.get_scale()
-        scaler.step(optimizer)
-        scaler.update()
-        if scaler.get_scale() >= before:  # it shrinks when a step was skipped
-            scheduler.step()
-""",
+    bad=amp_loop("scaler.step(optimizer)", "scaler.update()", "scheduler.step()"),
+    good=amp_loop(
+        "before = scaler.get_scale()",
+        "scaler.step(optimizer)",
+        "scaler.update()",
+        "if scaler.get_scale() >= before:  # it shrinks when a step was skipped",
+        "    scheduler.step()",
+    ),
     false_alarm="The schedule counts batches on purpose. A few skipped steps do little harm to a long schedule, so the "
     "rule is off until you name it.",
     default=False,

@@ -6,13 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import last_name
 from ..nonfinite import find_test, subject_of
 from ..parallel import is_agreed, is_parallel
 from ..paths import Way, all_ways
 from ..reaction import arms, leaves
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, is_none, last_name
+from ..training import calls_in, in_tests, is_none
 
 _STRATEGY = re.compile(r"""strategy\s*=\s*["'](ddp|fsdp|deepspeed)|(DDP|FSDP|DeepSpeed)Strategy\(""")
 

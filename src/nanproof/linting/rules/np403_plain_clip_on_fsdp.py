@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import called_last, last_name, written
 from ..rule import Change, Found, Rule
 from ..source import Module
-from ..training import in_tests, keyword, last_name, true_name, written
+from ..training import in_tests, keyword
 
 _WRAPS = ("FullyShardedDataParallel", "FSDP")
 
@@ -46,7 +47,7 @@ def _model(call: ast.Call) -> ast.expr | None:
 def _is_sharded(module: Module, model: ast.expr) -> bool:
     """Whether a model is wrapped in this file, or handed in where the file wraps a model of that name."""
     made = [v for v in module.values(model) if isinstance(v, ast.Call)]
-    if any(true_name(module, v) in _WRAPS for v in made):
+    if any(called_last(v, module) in _WRAPS for v in made):
         return True
     if made:
         return False
@@ -55,7 +56,7 @@ def _is_sharded(module: Module, model: ast.expr) -> bool:
 
 
 def _is_wrap(module: Module, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and true_name(module, node) in _WRAPS
+    return isinstance(node, ast.Call) and called_last(node, module) in _WRAPS
 
 
 def _fix(module: Module, call: ast.Call, model: ast.expr) -> tuple[Change, ...]:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 
 from ..flow import has_argument
+from ..names import called_last, last_name, written
 from ..paths import ways_of
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, last_name, stored_in, true_name, written
+from ..training import calls_in, in_tests, stored_in
 
 _WRAPS = ("DistributedDataParallel", "DDP")
 _EVAL = re.compile(
@@ -51,7 +52,7 @@ def _is_ddp(module: Module, model: ast.expr) -> bool:
     if not name or _EVAL.search(name):
         return False
     made = [v for v in module.values(model) if isinstance(v, ast.Call)]
-    if any(true_name(module, v) in _WRAPS for v in made):
+    if any(called_last(v, module) in _WRAPS for v in made):
         return True
     last = name.rpartition(".")[2]
     wrapped = {
@@ -70,7 +71,7 @@ def _called_itself(module: Module, node: ast.Call, model: ast.expr) -> bool:
 
 
 def _is_wrap(module: Module, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and true_name(module, node) in _WRAPS
+    return isinstance(node, ast.Call) and called_last(node, module) in _WRAPS
 
 
 def _differentiated(module: Module, call: ast.Call) -> bool:

@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import last_name
 from ..nonfinite import NAN_WORDS, find_test, subject_of
 from ..reaction import arms
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, last_name
+from ..training import calls_in, in_tests
 
 _SAVES = re.compile(
     r"^_?save(_?(check_?point|model|state|ckpt|weights|network\w*|pretrained|training_state|snapshot|all))?\w{0,8}$"

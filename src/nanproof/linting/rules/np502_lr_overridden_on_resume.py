@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import written
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import in_tests, is_optimizer, names_in, written
+from ..training import in_tests, is_optimizer, names_in
 
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
@@ -104,6 +105,7 @@ def resume(args, model, optimizer):
     set_lr(optimizer, args.lr)  # a function of another file
 """,
     false_alarm="The scheduler is one that never overwrites what is set, such as ReduceLROnPlateau.",
+    default=False,
     nodes=(ast.Call,),
     calls=frozenset({"load_state_dict"}),
     words=("param_groups",),

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import written
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import in_tests, is_optimizer, is_scaler, written
+from ..training import in_tests, is_optimizer, is_scaler
 
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..names import last_name
 from ..purpose import trains
 from ..rule import Found, Rule
 from ..source import Module
-from ..training import calls_in, in_tests, keyword, last_name, read_in
+from ..training import calls_in, in_tests, keyword, read_in
 
 _SHOWN = re.compile(
     r"vis|plot|show|draw|heat|cam|colou?r|render|save|grid|overlay|figure|display|demo|export|write|tensor2im|to_im|"
