@@ -84,7 +84,6 @@ LATER = (
     "src/nanproof/diagnosing/",
     "src/nanproof/logs/",
     "src/nanproof/config/",
-    "src/nanproof/run/",
     "src/nanproof/integrations/",
     "src/nanproof/guard/",
     "docs/logs.md",

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from nanproof.errors import UsageError
 from nanproof.run.handover import hand_over
 from run.launch import Ran, guarded, incidents, is_finite, nanproof, run_guarded
+from support.forked import run_python
 
 ALWAYS_BAD = """
 import torch
@@ -464,6 +466,45 @@ def test_sigterm_ends_it_at_once_and_its_records_are_complete(tmp_path: Path) ->
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (record["state"], record["exit_code"]) == ("terminated", 143)
     assert len((tmp_path / "run" / "training_log.jsonl").read_text().splitlines()) >= 6
+
+
+BLOCKED = """
+import os, signal, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meet")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+if dist.get_rank() == 0:
+    Path("pid.part").write_text(str(os.getpid()))
+    os.rename("pid.part", "pid")
+    dist.barrier()  # until the other rank comes, which it never does
+while not os.path.exists("pid"):
+    time.sleep(0.05)
+time.sleep(0.5)
+os.kill(int(Path("pid").read_text()), signal.SIGTERM)
+"""
+
+
+def test_sigterm_ends_a_rank_that_waits_for_another(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BLOCKED)
+
+    def start(rank: int) -> subprocess.CompletedProcess[str]:
+        place = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"}
+        words = ["-m", "nanproof", "run", "--run-dir", "run", "script.py"]
+        return run_python(*words, cwd=tmp_path, environment=place)
+
+    with ThreadPoolExecutor(2) as pool:
+        blocked, _ = pool.map(start, (0, 1))
+    assert blocked.returncode == -signal.SIGTERM, blocked.stdout
+    assert "nanproof: terminated (SIGTERM) after 3 steps, 3 updates; records in run\n" in blocked.stdout
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["state"], record["exit_code"]) == ("terminated", 143)
 
 
 def test_a_script_that_handles_sigterm_keeps_its_handler(tmp_path: Path) -> None:

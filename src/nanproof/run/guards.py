@@ -125,6 +125,10 @@ class Guards:
                     account["repairs"] = [r.to_json() for r in guard.repairs]
                 self.accounts.append(account)
 
+    def accounted(self) -> list[dict[str, Any]]:
+        """The accounts of all, those that are still open among them."""
+        return [*self.accounts, *(r.account() for r in self._records)]
+
     def forked(self, options: Options) -> None:
         """In a forked process: the guards are the parent's."""
         for record in self._records:

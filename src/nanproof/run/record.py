@@ -64,6 +64,7 @@ class RunRecord:
     def __init__(self) -> None:
         self._start = {
             "command": [sys.executable, *sys.orig_argv[1:]],
+            "cwd": str(Path.cwd()),
             "pid": os.getpid(),
             "started": round(time.time(), 3),
         }
