@@ -356,6 +356,7 @@ class ExternalLoop:
         with self._at_work():
             self._engine.died(step, error)
         self._open = None
+        self._calls.drop()
 
     # --- steps ------------------------------------------------------------------------------------------------
 
