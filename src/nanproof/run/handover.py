@@ -24,10 +24,10 @@ def hand_over(outcome: Outcome) -> list[str]:
     for number, account in enumerate(outcome.guarded):
         lines += _account(outcome, account, last=number == len(outcome.guarded) - 1)
     not_guarded = dict(outcome.not_guarded)
-    if not outcome.guarded and outcome.state in ("interrupted", "terminated", "failed"):
-        lines.append(f"nanproof: {_ended(outcome)} before a step was guarded")
-        not_guarded.pop("the script", None)
     others = [p for p in outcome.processes if p.get("guarded")]
+    if not outcome.guarded and outcome.state in ("interrupted", "terminated", "failed"):
+        lines.append(f"nanproof: {_ended(outcome)}{'' if others else ' before a step was guarded'}")
+        not_guarded.pop("the script", None)
     if others:
         folders = dict.fromkeys(str(g["folder"]) for p in others for g in p["guarded"])
         shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")

@@ -228,8 +228,8 @@ class Stage:
         if outcome.guarded:
             rank, folder = int(outcome.guarded[0]["rank"]), Path(outcome.guarded[0]["folder"])
             name = self._name(rank, folder)
-            if name == "run.json" and not self._options.child:
-                folder = self._options.run_dir if self._options.run_dir_given or is_first_process() else folder
+            if name == "run.json" and not self._options.child and is_first_process():
+                folder = self._options.run_dir
         fields = dataclasses.asdict(outcome)
         del fields["run_dir"]
         self._record.write(folder, name, fields)
