@@ -26,14 +26,14 @@ class Deferred:
         clip(step.parameters, self._max_norm, decision.norm)
         if decision.good is None:  # the guard itself failed: the plainest check has decided
             if decision.go:
-                make_update(t, decision, engine.backoff)
+                make_update(t, decision, engine.lowered)
             return engine.finish(step, decision, carried_out=decision.go)
         veto = ~decision.good
         step.before.select_buffers(decision.good)
         # the schedule moves on before the verdict is known
         self._schedules = [s.state_dict() for s in t.schedulers]
         self._rates = [g["lr"] for o in t.optimizers for g in o.param_groups]
-        make_update(t, decision, engine.backoff, veto=veto)
+        make_update(t, decision, engine.lowered, veto=veto)
         self._pending = step
         return decision.verdict
 

@@ -14,14 +14,16 @@ it raises is recorded, and training goes on under the plainest check there is.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..captured import CapturedState
@@ -41,6 +43,7 @@ from .foresight import Foresight
 from .forward_capture import ForwardCapture, differentiable, without_autocast
 from .heal import Heal, Healer, Healing, too_small
 from .heal_replay import ModelReplay, Replay, StepReplay, as_it_was
+from .hooks import Hook
 from .judge import Trends, judge
 from .motion import Motion
 from .observers import Observer
@@ -152,7 +155,7 @@ class Engine:
         except DesyncError:
             raise
         except Exception as error:
-            return self._fall_back(step, error)
+            return self.fall_back(step, error)
         except BaseException:  # an interrupt while a bad step was examined: leave it undone
             if self.stopped is None:
                 self._undo(step)
@@ -160,9 +163,15 @@ class Engine:
 
     def finish(self, step: OpenStep, decision: Decision, *, carried_out: bool) -> Verdict:
         """Close a step: learn from it if it was made, count it, record it, look for early warnings."""
-        verdict, action, reading = decision.verdict, decision.action, decision.reading
         if decision.go and not carried_out:
-            return verdict  # the loop itself left a good step out: there was no step
+            return decision.verdict  # the loop itself left a good step out: there was no step
+        verdict = None
+        with self.surviving("accounting for a step"):
+            verdict = self._account(step, decision)
+        return verdict or decision.verdict
+
+    def _account(self, step: OpenStep, decision: Decision) -> Verdict:
+        verdict, action, reading = decision.verdict, decision.action, decision.reading
         step.group.history = step.group.history.after(action, step.number, self.policy, step.data)
         if decision.go:
             with self.surviving("learning what is normal"):
@@ -803,6 +812,22 @@ class Engine:
             self._failed(doing, error)
 
     @contextmanager
+    def around(self, doing: str, ours: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """A block of the loop's own work inside one of the guard's: if the guard's fails, the loop's goes on."""
+        with ExitStack() as stack:
+            with self.surviving(doing):
+                stack.enter_context(ours())
+            yield
+
+    def lowered(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        """A block in which an optimizer steps with the lower learning rate after a rollback."""
+        return self.around("lowering the learning rate", lambda: self.backoff.on(optimizer))
+
+    def hook(self, doing: str, call: Callable[..., Any]) -> Hook:
+        """A hook on one of the loop's own modules: if it fails, the forward pass goes on."""
+        return Hook(call, functools.partial(self._failed, doing))
+
+    @contextmanager
     def _together(self, doing: str) -> Iterator[None]:
         """Own work in which ranks wait for each other: a failure must reach the others, so it ends the judging."""
         if not self.ranks.alone:
@@ -828,7 +853,7 @@ class Engine:
             self.stop(verdict, "the guard itself failed, and the policy stops then")
         return verdict
 
-    def _fall_back(self, step: OpenStep, error: Exception) -> Decision:
+    def fall_back(self, step: OpenStep, error: Exception) -> Decision:
         """Judging failed: the plainest check there is, on this rank's own gradients."""
         shards = self.ranks.sharded and not self.ranks.alone
         verdict = self._failed("judging a step", error)
@@ -898,19 +923,18 @@ class Engine:
         self.healer.load_state_dict(state.get("repairs", []))
 
     def close(self) -> None:
-        self._foresight.close()
-        self._taps.stop()
-        self.ranks.close()
-        self._end()
+        for part in (self._foresight.close, self._taps.stop, self.ranks.close, self._end):
+            with self.surviving("closing the run"):
+                part()
 
     def _end(self) -> None:
         """Write what is waiting, say what happened, release the folder."""
         if not self.run.closed:
-            for line in self.healer.account() if self.ranks.rank == 0 else ():
-                log.warning("nanproof: %s", line)
+            with self.surviving("accounting for repairs"):
+                for line in self.healer.account() if self.ranks.rank == 0 else ():
+                    log.warning("nanproof: %s", line)
             self._tell("closed")
-            with self.surviving("closing the run"):
-                self.run.close()
+            self.run.close()
 
 
 def _is_about_weights(verdict: Verdict) -> bool:

@@ -18,12 +18,12 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ..errors import DesyncError
 from ..losses import Losses
 from ..rng import random_states
 from ..tensors import is_finite, tensors_in
 from .data import DataSource, address_of, describe_batch
 from .guard import Guard
-from .hooks import Hook
 from .left_out import Calls
 from .optimizer_groups import Members, OptimizerGroup
 from .readback import Signals
@@ -132,10 +132,21 @@ class ExternalLoop:
 
     def add_hooks(self, module: nn.Module) -> None:
         """Let the training forward passes of a module begin steps."""
-        self.hooks.append(module.register_forward_pre_hook(Hook(self.before_forward), with_kwargs=True))
-        self.hooks.append(module.register_forward_hook(Hook(self.after_forward), always_call=True))
+        before, after = (self._engine.hook("watching a forward pass", f) for f in (self._before, self._after))
+        self.hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        self.hooks.append(module.register_forward_hook(after, always_call=True))
 
-    def before_forward(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+    def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """What the hook before a forward pass does, for a pass that is too late for it."""
+        with self._engine.surviving("watching a forward pass"):
+            self._before(module, args, kwargs)
+
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """What the hook after a forward pass does, for a pass that has none."""
+        with self._engine.surviving("watching a forward pass"):
+            self._after(module, args, output)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if torch.compiler.is_compiling() or kwargs is None:
             return  # torch still calls a hook that was removed during this very call, without the keyword arguments
         if not self._watches(module):
@@ -146,18 +157,17 @@ class ExternalLoop:
         if self._depth > 1:
             return
         self.begin()
-        with self._engine.surviving("watching a forward pass"):
-            self._rng.enter()
-            assert self._open is not None
-            here = self._open.passes[-1]
-            named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
-            call = self._calls.begin(named if kwargs else args[0] if len(args) == 1 else args)
-            call.capture.before(module, args, kwargs)
-            here.inputs, here.capture = self._calls.joined()
         self._called = (args, kwargs)
         self._engine.before_call()
+        self._rng.enter()
+        assert self._open is not None
+        here = self._open.passes[-1]
+        named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+        call = self._calls.begin(named if kwargs else args[0] if len(args) == 1 else args)
+        call.capture.before(module, args, kwargs)
+        here.inputs, here.capture = self._calls.joined()
 
-    def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         if torch.compiler.is_compiling() or not self._watches(module) or self._depth == 0:
             return None
         error = sys.exc_info()[1]
@@ -301,7 +311,7 @@ class ExternalLoop:
         """A block in which the loop runs a backward pass."""
         self.before_backward(loss, value, scaler=scaler)
         try:
-            with self._engine.ranks.waiting():
+            with self._engine.around("waiting for the other ranks", self._engine.ranks.waiting):
                 yield
         except BaseException as error:
             self.after_backward(error)
@@ -324,8 +334,8 @@ class ExternalLoop:
         with self._engine.surviving("looking at what a backward pass came by"):
             if self._open is not None and self._open.passes:
                 self._calls.after_backward(self._open.passes[-1], self._engine.tally.steps)
-        if self._witness is None:
-            self._witness = next((p for p in self._without if p.grad is not None), None)
+            if self._witness is None:
+                self._witness = next((p for p in self._without if p.grad is not None), None)
         with self._engine.surviving("tracking random states"):
             self._rng.leave()
 
@@ -372,8 +382,13 @@ class ExternalLoop:
         for judged in self._judged:
             if number in judged.members and number not in judged.stepped:
                 return judged.decision.go
-        self._settle()
-        return self._decide(self._engine.groups.of(number)).go
+        try:
+            self._settle()
+            return self._decide(self._engine.groups.of(number)).go
+        except DesyncError:
+            raise
+        except Exception as error:
+            return self._engine.fall_back(self._open or self._engine.begin(capture=False), error).go
 
     def judge_clip(self, parameters: Sequence[Tensor]) -> bool:
         """Whether gradients may be clipped: those of a vetoed step stay as they are, or one NaN would spread."""
@@ -470,7 +485,7 @@ class ExternalLoop:
             self.left(optimizer)
             return None
         try:
-            with self._engine.backoff.on(optimizer):
+            with self._engine.lowered(optimizer):
                 result = carry_out(judged) if closure is not None else carry_out()
         except _Veto:
             self.left(optimizer)
@@ -510,7 +525,8 @@ class ExternalLoop:
         if judged is not None:
             judged.stepped.add(number)
             if judged.stepped >= set(judged.members):
-                self._settle()
+                with self._engine.surviving("accounting for a step"):
+                    self._settle()
 
     def _settle(self) -> None:
         """Finish the last decision once its steps are taken: learn who stepped."""
@@ -578,16 +594,17 @@ class ExternalLoop:
     def close(self) -> None:
         """End the run: account for what is pending, leave the model, write the log, say what happened."""
         if self.guard.open:
-            self._settle()
-            with self._engine.surviving("counting what the script left out"):
-                self._calls.settle()
+            for pending in (self._settle, self._calls.settle):
+                with self._engine.surviving("accounting for the last step"):
+                    pending()
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
         self._open = None
         self._judged.clear()
         while self._at_close:
-            self._at_close.pop()()
+            with self._engine.surviving("leaving the trainer as it was"):
+                self._at_close.pop()()
         self.guard.close()
 
     def release(self) -> None:

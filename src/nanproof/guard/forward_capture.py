@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from ..locating import Location
 from ..tensors import device_kinds, is_finite, tensors_in
+from .hooks import Hook
 
+log = logging.getLogger("nanproof")
 _INNER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
 KEPT_BYTES = 64 << 20
 """Larger gradients of outputs are not kept: to hold those of an LLM's logits could cost a run its memory."""
@@ -25,17 +28,6 @@ class ForwardCapture:
     """References, no copies, kept from a forward pass to the verdict on it."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    @classmethod
-    def of(cls, module: nn.Module, args: Any, kwargs: Any, output: Any) -> ForwardCapture:
-        """A call that has just ended, with the autocast regions that are still around it."""
-        found = cls()
-        found.before(module, args, kwargs)
-        found._outputs = len(differentiable(output))
-        return found
-
-    def clear(self) -> None:
         self._module: nn.Module | None = None
         self._inputs: tuple[Any, Any] | None = None
         self._autocast: dict[str, torch.dtype] = {}
@@ -48,6 +40,14 @@ class ForwardCapture:
         """Whether a backward pass came by."""
         self._outputs_were_good = False
         """Whether a replay has come to the model's outputs and found them finite."""
+
+    @classmethod
+    def of(cls, module: nn.Module, args: Any, kwargs: Any, output: Any) -> ForwardCapture:
+        """A call that has just ended, with the autocast regions that are still around it."""
+        found = cls()
+        found.before(module, args, kwargs)
+        found._outputs = len(differentiable(output))
+        return found
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A root module is about to run."""
@@ -64,7 +64,8 @@ class ForwardCapture:
         found = differentiable(output)
         self._outputs = len(found)
         for i, tensor in enumerate(found):
-            tensor.register_hook(functools.partial(self._keep, i))  # type: ignore[no-untyped-call]
+            hook = Hook(functools.partial(self._keep, i), self._cannot_keep)
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @property
     def hooked(self) -> bool:
@@ -83,6 +84,10 @@ class ForwardCapture:
         # an output that the loss leaves out gets none, as behind DDP with find_unused_parameters
         if gradient is not None and gradient.nbytes <= KEPT_BYTES:
             self._gradients[i] = gradient.detach()
+
+    def _cannot_keep(self, error: Exception) -> None:
+        self._several = True  # without all gradients the pass cannot be replayed
+        log.error("nanproof: guard-failed, keeping a gradient: %s: %s", type(error).__name__, error)
 
     def before_backward(self, loss: Any) -> None:
         """Where the loop calls backward, and what kind of expression the loss is."""

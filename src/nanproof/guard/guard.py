@@ -27,7 +27,6 @@ from .engine import Engine
 from .foresight import Foresight
 from .frozen import FrozenClosure
 from .heal import Heal
-from .hooks import Hook
 from .judge import Trends
 from .motion import Motion
 from .observers import Observer
@@ -170,7 +169,8 @@ class Guard:
         self._synced = False
         self._called: tuple[Any, Any] = ((), {})
         self._open = True
-        before, after = Hook(self._before_forward), Hook(self._after_forward)
+        watching = "watching a forward pass"
+        before, after = engine.hook(watching, self._before_forward), engine.hook(watching, self._after_forward)
         hooked = [] if external else t.roots
         self._hooks = [m.register_forward_pre_hook(before, with_kwargs=True) for m in hooked]
         self._hooks += [m.register_forward_hook(after, always_call=True) for m in hooked]
@@ -216,7 +216,8 @@ class Guard:
         self._require_open()
         self._begin_pass(batch)
         with self._abandoning():
-            self._current.passes[-1].capture.before_backward(loss)
+            with self._engine.surviving("reading a loss"):
+                self._current.passes[-1].capture.before_backward(loss)
             self._backward(loss)
 
     @property
@@ -305,7 +306,6 @@ class Guard:
             with engine.surviving("capturing the state before a micro-batch"):
                 self._before_pass.capture()
             engine.watch_pass(self._window)
-        self._begun = True
         self._batches.begin()
         step = self._current
         start = self._before_pass if self._done and not self._dropping else step.before
@@ -314,6 +314,7 @@ class Guard:
         step.passes.append(Pass(batch=known, random=dict(start.random) if several else {}))
         self._window.position = step.position = self._batches.position
         step.data = self._window.data = self._batches.position or None
+        self._begun = True
 
     def _backward(self, returned: Any) -> None:
         """Backward from what a forward pass returned."""
@@ -328,7 +329,7 @@ class Guard:
                 p.grad = None
         total = losses.total if t.scaler is None else t.scaler.scale(losses.total)
         self._in_backward = True
-        with engine.ranks.waiting():
+        with engine.around("waiting for the other ranks", engine.ranks.waiting):
             # a bad loss must reach every rank through the gradients, never by leaving one rank out of backward
             total.backward(gradient=None if engine.ranks.alone else carry(total))
         self._in_backward = False
@@ -432,7 +433,7 @@ class Guard:
             decision = engine.judge(step)
             if decision.go:
                 clip(step.parameters, self._max_norm, decision.norm)
-                make_update(t, decision, engine.backoff)
+                make_update(t, decision, engine.lowered)
             elif decision.scale is not None and t.scaler is not None:
                 t.scaler.update(decision.scale)
             return engine.finish(step, decision, carried_out=decision.go)

@@ -1,4 +1,4 @@
-"""Hooks on modules that do nothing in copies of the module.
+"""Hooks on modules and tensors that can only watch: a failure of theirs does not end the pass, copies do nothing.
 
 A guarded model may be copied (averaged weights begin as a copy) or pickled; the guard must not go with it.
 
@@ -22,13 +22,19 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Hook:
-    """Forwards the call; a no-op once copied or pickled."""
+    """Forwards the call, and tells ``failed`` when it raises; a no-op once copied or pickled."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+    def __init__(self, call: Callable[..., Any], failed: Callable[[Exception], object] | None = None) -> None:
+        self._call, self._failed = call, failed
 
     def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
+        try:
+            return self._call(*args)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(error)
+            return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook(_nothing)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -32,12 +32,16 @@ def clip(parameters: list[tuple[str, nn.Parameter]], max_norm: float | None, nor
     torch._foreach_mul_(grads, torch.clamp(max_norm / (total + 1e-6), max=1.0))
 
 
-def make_update(training: Training, decision: Decision, backoff: Backoff, *, veto: Tensor | None = None) -> None:
+Lowered = Callable[[Optimizer], AbstractContextManager[None]]
+"""Makes blocks in which an optimizer has the learning rate that it is to step with."""
+
+
+def make_update(training: Training, decision: Decision, lowered: Lowered, *, veto: Tensor | None = None) -> None:
     """Step optimizers, scaler, schedules and the averaged model, as the loop would."""
     norm = decision.reading.grad_norm
     # a step that was judged good needs no second check by GradScaler; one that is only observed gets it
     scaled = veto is None and training.scaler is not None and not math.isfinite(norm)
-    step_optimizers(training, backoff, veto=veto, scaled=scaled)
+    step_optimizers(training, lowered, veto=veto, scaled=scaled)
     if training.scaler is not None:
         training.scaler.update()
     step_schedulers(training, 0.0 if veto is not None else decision.reading.loss)
@@ -94,7 +98,7 @@ class Backoff:
         self.factor, self._growth = state["factor"], state["growth"]
 
 
-def step_optimizers(training: Training, backoff: Backoff, *, veto: Tensor | None = None, scaled: bool = False) -> None:
+def step_optimizers(training: Training, lowered: Lowered, *, veto: Tensor | None = None, scaled: bool = False) -> None:
     """Step every optimizer; with ``veto`` (a device flag) fused ones leave everything as it is when it is true.
 
     With ``scaled`` GradScaler has its say, as in a plain loop.
@@ -103,7 +107,7 @@ def step_optimizers(training: Training, backoff: Backoff, *, veto: Tensor | None
         if veto is not None:
             optimizer.grad_scale, optimizer.found_inf = None, veto.to(torch.float32)  # type: ignore[attr-defined]
         try:
-            with backoff.on(optimizer):
+            with lowered(optimizer):
                 if scaled:
                     training.scaler.step(optimizer)
                 else:
