@@ -421,8 +421,13 @@ class ExternalLoop:
         with self._engine.surviving("tracking random states"):
             self._rng.enter()
         step.name_batch = self._name_batch
-        with self._at_work():
+        held = self._calls.held_buffers()
+        kept = [b.detach().clone() for b in held]
+        with self._at_work(), torch.autograd._unsafe_preserve_version_counter(held):
             decision = engine.judge(step)
+            if decision.action.kind == "skip":  # what a later step uses is no part of this one
+                for buffer, copy in zip(held, kept, strict=True):
+                    buffer.detach().copy_(copy)
         if engine.groups.several and step.signals.losses:
             parts = {f"loss {engine.groups.name(group)}": decision.reading.loss}
             decision = dataclasses.replace(decision, reading=dataclasses.replace(decision.reading, components=parts))
