@@ -1,4 +1,4 @@
-"""A loop like timm's: groups without weight decay, an average of the weights and a schedule that are classes of its own.
+"""A loop like timm's: groups without weight decay, an average and a schedule that are classes of its own.
 
 Nobody can know what they are for: after a skipped step they move on, and that is said.
 """

@@ -160,6 +160,7 @@ class ExternalLoop:
         self._called = (args, kwargs)
         self._engine.before_call()
         self._rng.enter()
+        self._rng.calls += 1
         assert self._open is not None
         here = self._open.passes[-1]
         named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
@@ -447,7 +448,7 @@ class ExternalLoop:
         if step is None or not step.undoable or not step.passes or not undone:
             return now  # after a rollback the data goes on from where it is
         first = step.passes[0].random
-        kept = self._rng.since(first, now, len(step.passes))
+        kept = self._rng.since(first, now)
         return {k: now[k] if k in kept else first.get(k, now[k]) for k in now}
 
     def _name_batch(self, one: Pass | None) -> None:
