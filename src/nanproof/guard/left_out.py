@@ -24,6 +24,9 @@ from .step import Pass
 STEPS = 2
 """A generator's output waits for its backward pass while the discriminator takes a step."""
 WAITING = 16
+WHOLE = 8
+"""So often the whole heap is searched for losses: with millions of objects that takes seconds. From then on only what
+is young is looked at, as a loss that was just computed is."""
 
 
 @dataclass(eq=False)
@@ -56,6 +59,7 @@ class Calls:
         """So many calls were needed for a loss."""
         self._known: dict[int, weakref.ref[Tensor]] = {}
         """Losses that a backward pass began with, or that were looked at."""
+        self._searches = 0
 
     def begin(self, inputs: Any) -> Call:
         """The model is called."""
@@ -130,8 +134,11 @@ class Calls:
 
     def _new_losses(self) -> list[Tensor]:
         """Scalars with a graph that the script holds and that no backward pass began with."""
+        self._searches += 1
+        young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
+        objects = young if self._searches > WHOLE else gc.get_objects()
         # by type, not isinstance: lazy proxies would be woken up by a look at their __class__
-        scalars = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.grad_fn is not None]
+        scalars = [t for t in objects if issubclass(type(t), Tensor) and t.grad_fn is not None]
         new = [t for t in scalars if t.numel() == 1 and id(t) not in self._known]
         self._remember(new)
         return new

@@ -93,10 +93,15 @@ def _states_of(root: nn.Module) -> list[list[Tensor]]:
 
 
 def _containers(count: int) -> Iterator[Any]:
-    """Modules, dictionaries and lists that may hold so many tensors."""
+    """Modules, and dictionaries and lists of tensors, that may hold so many tensors."""
     for found in gc.get_objects():  # by type, not isinstance: lazy proxies would be woken up
         kind = type(found)
-        if issubclass(kind, nn.Module) or (kind in (dict, list, OrderedDict) and count <= len(found) < LARGEST):
+        if kind is list or kind is dict or kind is OrderedDict:
+            if count <= len(found) < LARGEST:  # millions of objects come by here: one look at the first must do
+                first = found[0] if kind is list else next(iter(found.values()))
+                if type(first) in (nn.Parameter, Tensor):
+                    yield found
+        elif issubclass(kind, nn.Module):
             yield found
 
 
