@@ -284,21 +284,21 @@ def trl() -> None:
     embedding = model.get_input_embeddings()
     poison = words.index("z")
 
-    def hurt(_: Any, args: Any, out: Any) -> Any:  # the letter z is bad: the one sample that has it breaks its step
+    def spoil(_: Any, args: Any, out: Any) -> Any:  # the letter z is bad: the one sample that has it breaks its step
         return torch.where((args[0] == poison).unsqueeze(-1), float("nan"), out) if model.training else out
 
     kind = SETTINGS[0]
     if kind == "sft":
         from trl import SFTConfig, SFTTrainer
 
-        embedding.register_forward_hook(hurt)
+        embedding.register_forward_hook(spoil)
         rows = datasets.Dataset.from_dict({"text": text})
         trainer: Any = SFTTrainer(model, args=_fitting(SFTConfig, common | {"max_length": 16}), train_dataset=rows,
                                   processing_class=tokenizer)  # fmt: skip
     elif kind == "dpo":
         from trl import DPOConfig, DPOTrainer
 
-        embedding.register_forward_hook(hurt)
+        embedding.register_forward_hook(spoil)
         rows = datasets.Dataset.from_dict(
             {"prompt": text, "chosen": [" b c"] * len(text), "rejected": [" d e"] * len(text)}
         )

@@ -1,4 +1,4 @@
-"""How well the rules do on the project's own labelled files: `python scripts/score_lint.py [FIXTURE …]`.
+"""How well the rules do on the project's own labeled files: `python scripts/score_lint.py [FIXTURE …]`.
 
 `--judged` prints the precision per rule over public code, from the findings that were read and judged one by one
 (tests/linting/judged.tsv: repository, commit, path, line, rule, verdict, and whether the repository was used for

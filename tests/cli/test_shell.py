@@ -87,10 +87,10 @@ def test_explain_says_where_exp_overflows() -> None:
     assert "88.7" in run("explain").stdout
 
 
-SICK = "import torch\ndef f(x):\n    return torch.log(torch.sum(torch.exp(x), dim=1))\n"
+FAULTY = "import torch\ndef f(x):\n    return torch.log(torch.sum(torch.exp(x), dim=1))\n"
 
 
-@pytest.mark.parametrize(("source", "code", "said"), [("x = 1\n", 0, "nothing found"), (SICK, 1, "NP208")])
+@pytest.mark.parametrize(("source", "code", "said"), [("x = 1\n", 0, "nothing found"), (FAULTY, 1, "NP208")])
 def test_a_verb_that_ends_at_once_still_says_everything_and_runs_what_waits_for_the_end(
     source: str, code: int, said: str, tmp_path: Path
 ) -> None:

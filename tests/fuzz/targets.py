@@ -68,7 +68,7 @@ class Traced(pickle._Unpickler):  # type: ignore[name-defined,misc]
 
 
 def fuzz_pickle(data: bytes) -> None:
-    """The machine for pickles, compared with Python's: what that one calls must be known here."""
+    """The machine for pickles, compared with Python's: what that one calls must be on our list."""
     seen = Calls()
     whole = True
     try:

@@ -242,6 +242,7 @@ def test_a_number_of_the_loop_is_logged_and_forecast(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.func itself
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # torch 2.15, of its own code
 def test_a_step_with_forward_mode_derivatives_is_guarded() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -1,4 +1,4 @@
-"""The labelled set is what it says: failing programs fail, healthy ones do not, and each failing one is marked."""
+"""The labeled set is what it says: failing programs fail, healthy ones do not, and each failing one is marked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("program", failing(), ids=lambda p: p.name)
-def test_a_failing_program_fails_as_labelled(program: Program) -> None:
+def test_a_failing_program_fails_as_labeled(program: Program) -> None:
     assert set(program.phase) <= set(PHASES)
     assert set(program.mechanism) <= set(MECHANISMS)
     assert program.mechanism

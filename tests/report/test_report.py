@@ -85,8 +85,8 @@ def test_a_picture_holds_both_curves_and_the_bad_steps(runs: tuple[Path, Path], 
     write_png(find_runs([str(r) for r in runs]), out)
     pixels = np.asarray(Image.open(out).convert("RGB")).reshape(-1, 3).astype(int)
 
-    def near(colour: str) -> int:
-        wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    def near(color: str) -> int:
+        wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
         return int((np.abs(pixels - wanted).max(1) < 12).sum())
 
     assert min(near(c) for c in ("#2f6fd0", "#d97706")) > 100

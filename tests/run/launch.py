@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import runpy
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from nanproof.files import read_jsonl
@@ -24,6 +27,17 @@ from nanproof.run.options import Options
 from nanproof.run.program import Program
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def skip_without_its_libraries(script: str) -> None:
+    """Skip the test where a trainer that the script uses is not installed: under an older torch, say."""
+    for node in ast.walk(ast.parse((SCRIPTS / script).read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        for name in names:
+            top = name.partition(".")[0]
+            if importlib.util.find_spec(top) is None and not (SCRIPTS / f"{top}.py").exists():
+                pytest.skip(f"{top} is not installed")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,16 @@ import pytest
 import torch
 
 from nanproof import scan
-from run.launch import SCRIPTS, different, incidents, is_finite, nanproof, run_bare, run_guarded
+from run.launch import (
+    SCRIPTS,
+    different,
+    incidents,
+    is_finite,
+    nanproof,
+    run_bare,
+    run_guarded,
+    skip_without_its_libraries,
+)
 
 # script: the part that is left out in the run that never saw the bad sample, its batch, and the verdict's level
 LOOPS = {
@@ -40,6 +48,7 @@ def quietly(run: Callable[..., Any], *arguments: Any) -> Any:
 
 @pytest.mark.parametrize("script", LOOPS)
 def test_bare_it_dies_and_guarded_it_never_saw_the_bad_sample(script: str, tmp_path: Path) -> None:
+    skip_without_its_libraries(script)
     part, batch, level = LOOPS[script]
     quietly(run_bare, script, "--out", str(tmp_path / "bare"))
     quietly(run_bare, script, "--out", str(tmp_path / "without"), "--without", str(part))
@@ -69,6 +78,7 @@ def test_bare_it_dies_and_guarded_it_never_saw_the_bad_sample(script: str, tmp_p
 )
 def test_a_trainers_good_checkpoint_survives(script: str, samples: str, row: Any, tmp_path: Path) -> None:
     """Bare: the loss is logged as 0.0, all weights are NaN, and the good checkpoint was deleted for the bad one."""
+    skip_without_its_libraries(script)
     quietly(run_bare, script, "--out", str(tmp_path / "bare"))
     if script == "hugging_face.py":  # in a process that has imported nothing yet
         nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / script, "--out", tmp_path / "guarded")
@@ -107,6 +117,7 @@ def test_compiled_code(how: str, tmp_path: Path) -> None:
     ],
 )
 def test_loops_of_other_styles(script: str, part: int, skipped: int, batch: str, tmp_path: Path) -> None:
+    skip_without_its_libraries(script)
     quietly(run_bare, script, "--out", str(tmp_path / "bare"))
     quietly(run_bare, script, "--out", str(tmp_path / "without"), "--without", str(part))
     ran = quietly(run_guarded, script, tmp_path / "run", "--out", str(tmp_path / "guarded"))
@@ -145,8 +156,7 @@ def test_hogwild(tmp_path: Path) -> None:
 
 
 def test_keras_is_told_at_once(tmp_path: Path) -> None:
-    if importlib.util.find_spec("keras") is None:  # to import it here would choose its backend
-        pytest.skip("keras is not installed")
+    skip_without_its_libraries("keras_fit.py")
     done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / "keras_fit.py")
     assert done.stdout == "trained\n"
     assert "NOT GUARDED: Keras: its optimizers are not torch's" in done.stderr.splitlines()[0]

@@ -15,7 +15,7 @@ import torch
 from nanproof.errors import UsageError
 from nanproof.run.program import Program
 from nanproof.run.smoke import SmokeReport, smoke_program
-from run.launch import SCRIPTS, as_before, incidents, is_finite, nanproof
+from run.launch import SCRIPTS, as_before, incidents, is_finite, nanproof, skip_without_its_libraries
 
 TRAIN = """
 import torch
@@ -128,6 +128,7 @@ def test_a_bad_sample_is_named_and_does_no_harm(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["amp", "accumulate", "gan", "accelerated", "lightning_fit", "hugging_face"])
 def test_real_scripts(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is ended before it meets its bad sample."""
+    skip_without_its_libraries(f"{script}.py")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     steps = 0 if script == "accumulate" else 2
     done = Smoked(SCRIPTS / f"{script}.py", tmp_path / "run", "--out", str(tmp_path / "o"), steps=steps)

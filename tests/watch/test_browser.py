@@ -40,7 +40,7 @@ def errors(browser: webdriver.Chrome) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def colours(browser: webdriver.Chrome) -> int:
+def colors(browser: webdriver.Chrome) -> int:
     picture = np.asarray(Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB"))
     return len(np.unique(picture.reshape(-1, 3), axis=0))
 
@@ -58,7 +58,7 @@ def test_curves_and_values(browser: webdriver.Chrome, serve: Callable[..., str],
     ready(browser, serve(str(run)))
     charts = [f.text for f in browser.find_elements(By.CSS_SELECTOR, "figcaption .title")]
     assert charts[:3] == ["loss", "grad_norm", "lr"]
-    assert colours(browser) > 50
+    assert colors(browser) > 50
     assert browser.find_element(By.ID, "status").text == "live"
     assert errors(browser) == []
 
@@ -260,7 +260,7 @@ def test_the_report_opens_from_disk_without_network(browser: webdriver.Chrome, r
     write_html(find_runs([str(run)]), out, note="two runs compared")
     ready(browser, out.as_uri())
     assert errors(browser) == []
-    assert colours(browser) > 50
+    assert colors(browser) > 50
     assert browser.find_element(By.ID, "status").text == "two runs compared"
     asked = browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
     assert [name for name in asked if not name.startswith("data:")] == []

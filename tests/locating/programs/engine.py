@@ -30,12 +30,12 @@ class RoundUp(torch.autograd.Function):
 
 @program(phase="backward", mechanism="invalid", op="div", uses=(RoundUp,))
 def custom_backward() -> Case:
-    class Quantise(nn.Module):
+    class Quantize(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = RoundUp.apply(x)
             return out / 8
 
-    return named(fc=nn.Linear(4, 4), quantise=Quantise()), {"x": torch.randn(3, 4)}, mean_of_squares
+    return named(fc=nn.Linear(4, 4), quantize=Quantize()), {"x": torch.randn(3, 4)}, mean_of_squares
 
 
 def soften(grad: Tensor, temperature: Tensor) -> Tensor:
@@ -206,8 +206,8 @@ def checkpoint_reentrant_forward() -> Case:
 
 
 @program(phase="backward", mechanism="invalid", op="div")
-def tensor_hook_that_normalises() -> Case:
-    def normalise(grad: Tensor) -> Tensor:
+def tensor_hook_that_normalizes() -> Case:
+    def normalize(grad: Tensor) -> Tensor:
         length = grad.norm(dim=-1, keepdim=True)
         return grad / length  # BAD
 
@@ -219,7 +219,7 @@ def tensor_hook_that_normalises() -> Case:
 
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
             h = torch.tanh(self.stem(x))
-            h.register_hook(normalise)
+            h.register_hook(normalize)
             return self.head(h) * keep
 
     def step(model: nn.Module, batch: Batch) -> Tensor:

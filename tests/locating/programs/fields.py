@@ -1,5 +1,5 @@
 """Steps of kinds that the other files lack: diffusion, state-space models, experts, preference losses, quantizers,
-torch's own distributions and parametrizations, per-sample gradients. Labelled before the locator saw them."""
+torch's own distributions and parametrizations, per-sample gradients. Labeled before the locator saw them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A further part, written and labelled after `fields.py` had been answered, and scored on first contact."""
+"""A further part, written and labeled after `fields.py` had been answered, and scored on first contact."""
 
 from __future__ import annotations
 

@@ -98,11 +98,11 @@ def forward_algorithm_from_minus_infinity() -> Case:
 
 
 @healthy
-def uninitialised_then_written() -> Case:
+def uninitialized_then_written() -> Case:
     class Pack(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             out = torch.empty(len(x), 6)
-            out.fill_(float("nan"))  # what uninitialised memory may hold
+            out.fill_(float("nan"))  # what uninitialized memory may hold
             out[:, :3] = x
             out[:, 3:] = x.square()
             return out
@@ -111,7 +111,7 @@ def uninitialised_then_written() -> Case:
 
 
 @healthy
-def uninitialised_never_read() -> Case:
+def uninitialized_never_read() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
         ring = torch.empty(8, 2)
         ring[4:] = float("nan")

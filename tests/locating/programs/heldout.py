@@ -1,4 +1,4 @@
-"""Written and labelled after the rest, and not looked at until the locator was finished: how well it generalizes."""
+"""Written and labeled after the rest, and not looked at until the locator was finished: how well it generalizes."""
 
 from __future__ import annotations
 

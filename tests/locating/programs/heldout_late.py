@@ -1,4 +1,4 @@
-"""The last part of the set: labelled before the locator ever saw it, and scored on first contact."""
+"""The last part of the set: labeled before the locator ever saw it, and scored on first contact."""
 
 from __future__ import annotations
 

@@ -108,9 +108,9 @@ def mean_of_an_empty_selection() -> Case:
 def spread_of_a_single_sample() -> Case:
     class Standardise(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            centred = x - x.mean(0)
+            centered = x - x.mean(0)
             spread = x.std(0)  # BAD
-            return centred / (spread + 1e-6)
+            return centered / (spread + 1e-6)
 
     def step(model: nn.Module, batch: Batch) -> Tensor:
         return F.l1_loss(model(batch["x"]), batch["y"])

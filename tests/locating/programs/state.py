@@ -103,10 +103,10 @@ def bias_correction_at_step_zero() -> Case:
             self.register_buffer("mean", torch.zeros(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            centre = self.mean / (1 - 0.9**self.steps)  # BAD
+            center = self.mean / (1 - 0.9**self.steps)  # BAD
             self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
             self.steps += 1
-            return x - centre
+            return x - center
 
     return named(fc=nn.Linear(3, 4), average=Average()), {"x": torch.randn(4, 3)}, mean_of_squares
 

@@ -1,4 +1,4 @@
-"""The labelled set: the true line of every failing program, and no alarm on any healthy one."""
+"""The labeled set: the true line of every failing program, and no alarm on any healthy one."""
 
 from __future__ import annotations
 
