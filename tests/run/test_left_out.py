@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nanproof.guard.left_out import FOLLOWS
 from run.launch import different, guarded, plain
 
 HEAD = """
@@ -82,6 +83,8 @@ end = optimizer.state_dict(), model.state_dict(), torch.get_rng_state()
 def test_what_a_script_skips_itself_is_counted_and_named(
     loop: str, row: str, value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if loop in (BEFORE_BACKWARD, IN_A_FUNCTION) and "nan" not in value and not FOLLOWS:
+        pytest.skip("outputs and losses cannot be followed in this torch")
     source = HEAD.format(row=row, value=value) + loop
     ran, bare = guarded(tmp_path, source), plain(tmp_path, source)
     assert different(ran.main["end"], bare["end"]) == []

@@ -21,7 +21,7 @@ from nanproof.run.session import Session
 from run.launch import Ran, different, guarded, is_finite, plain
 
 HEAD = """
-import random, sys
+import random, sys, warnings
 import numpy as np
 import torch
 from torch import nn
@@ -109,6 +109,7 @@ LOOPS = {
     """,
     "schedules in a row, and one by plateau": """
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        warnings.filterwarnings("ignore", "The epoch parameter in")  # up to torch 2.8, of SequentialLR itself
         s = torch.optim.lr_scheduler
         ramp = s.SequentialLR(optimizer, [s.LinearLR(optimizer, 0.1, 1.0, 4), s.CosineAnnealingLR(optimizer, 8)], [4])
         plateau = s.ReduceLROnPlateau(optimizer, patience=0)

@@ -62,6 +62,7 @@ def test_ddp_with_a_fault_on_any_rank(never_saw: list[Any], tmp_path: Path) -> N
     assert f"{tmp_path / 'run' / 'incidents' / '000008-r1'}\n" in done.stderr
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.7, of its own code
 def test_fsdp2_with_a_fault_on_any_rank(tmp_path: Path) -> None:
     script = SCRIPTS / "fsdp2.py"
     fork_ranks(lambda: run_bare("fsdp2.py", "--out", str(tmp_path / "without"), "--without"))

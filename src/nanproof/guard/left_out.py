@@ -7,20 +7,24 @@ hooks on its outputs tell: what was left out is a call whose outputs got no grad
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ..heap import objects
 from ..tensors import tensors_in
 from .forward_capture import ForwardCapture
 from .signals import level_flag
 from .step import Pass
 
+FOLLOWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+"""Whether outputs and losses can be followed: in older versions a weak reference may leave autograd with a broken
+tensor, and tensors may be found in the heap that raise when they are looked at. Inputs are looked at in all."""
 STEPS = 2
 """A generator's output waits for its backward pass while the discriminator takes a step."""
 WAITING = 16
@@ -75,7 +79,7 @@ class Calls:
         """The call that began last has an output."""
         if self._now:
             self._now[-1].module = module
-            self._now[-1].outputs = [weakref.ref(t) for _, t in tensors_in(output)]
+            self._now[-1].outputs = [weakref.ref(t) for _, t in tensors_in(output)] if FOLLOWS else []
             self._now[-1].capture.after(module, output)
 
     def joined(self) -> tuple[Any, ForwardCapture]:
@@ -134,17 +138,17 @@ class Calls:
 
     def _new_losses(self) -> list[Tensor]:
         """Scalars with a graph that the script holds and that no backward pass began with."""
+        if not FOLLOWS:
+            return []
         self._searches += 1
-        young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
-        objects = young if self._searches > WHOLE else gc.get_objects()
-        # by type, not isinstance: lazy proxies would be woken up by a look at their __class__
-        scalars = [t for t in objects if issubclass(type(t), Tensor) and t.grad_fn is not None]
+        young = (0, 1) if self._searches > WHOLE else ()
+        scalars = [t for t in objects(*young) if issubclass(type(t), Tensor) and t.grad_fn is not None]
         new = [t for t in scalars if t.numel() == 1 and id(t) not in self._known]
         self._remember(new)
         return new
 
     def _remember(self, losses: list[Tensor]) -> None:
-        for loss in losses:
+        for loss in losses if FOLLOWS else ():
             forget = functools.partial(_forget, self._known, id(loss))
             self._known[id(loss)] = weakref.ref(loss, forget)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 from collections.abc import Iterable
@@ -10,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from ..heap import objects
 
 _AVERAGE = re.compile(r"EMA|Ema(?![a-z])|Averag|SWA")
 """How classes are called that average a model's weights."""
@@ -30,7 +31,7 @@ def find_owners(parameters: Iterable[Tensor]) -> list[nn.Module]:
     """
     wanted = {id(p) for p in parameters}
     # by type, not isinstance: lazy proxies would be woken up by a look at their __class__
-    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    modules = [o for o in objects() if issubclass(type(o), nn.Module)]
     children = {id(c) for m in modules for c in vars(m).get("_modules", {}).values() if c is not None}
     roots = [m for m in modules if id(m) not in children and "_modules" in vars(m)]
     found = []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..guard.training import Training
+from ..heap import objects
 from ..tensors import has_memory
 
 TRIES, SAMPLED, VALUES = 5, 4, 512
@@ -94,7 +95,7 @@ def _states_of(root: nn.Module) -> list[list[Tensor]]:
 
 def _containers(count: int) -> Iterator[Any]:
     """Modules, and dictionaries and lists of tensors, that may hold so many tensors."""
-    for found in gc.get_objects():  # by type, not isinstance: lazy proxies would be woken up
+    for found in objects():
         kind = type(found)
         if kind is list or kind is dict or kind is OrderedDict:
             if count <= len(found) < LARGEST:  # millions of objects come by here: one look at the first must do
