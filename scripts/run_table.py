@@ -20,13 +20,22 @@ import textwrap
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
+import torch
 from written import write_table
 
-from run.launch import SCRIPTS, different, guarded, is_finite, nanproof, plain
+from run.launch import SCRIPTS, Ran, different, guarded, is_finite, nanproof, plain, run_bare, run_guarded
 from run.test_batches import HEAD as BATCH_HEAD
 from run.test_batches import LOOPS as BATCHES
 from run.test_imports import PACKAGES
 from run.test_loops import AVERAGE, HEAD, LOOPS, OWN_AVERAGES, TIMM_SCHEDULE
+
+# whole scripts of tests/scripts, and the part that is left out in the run that never saw the fault
+WHOLE = {
+    "forward-forward: an optimizer for each layer": ("forward_forward.py", 7),
+    "PPO: minibatches of a rollout with a NaN reward, met in every epoch": ("ppo.py", 2),
+    "DCGAN: a NaN image, two backward passes for one step": ("dcgan.py", 3),
+    "like timm's: an average and a schedule of the script's own, which move on": ("timm_style.py", 7),
+}
 
 
 def main() -> None:
@@ -47,6 +56,7 @@ def main() -> None:
     loops["a schedule of timm"] = TIMM_SCHEDULE
     rows = ["| loop | plain python | skipped | like a run without the batch |", "|---|---|---|---|"]
     rows += [row for name, loop in loops.items() if (row := try_loop(name, loop))]
+    rows += [try_script(name, script, part) for name, (script, part) in WHOLE.items()]
     named = ["| loop | what the incident says |", "|---|---|"]
     named += [try_batch(name, loop) for name, (loop, _) in BATCHES.items()]
     text = "\n".join([*rows, "", *named])
@@ -68,10 +78,27 @@ def try_loop(name: str, loop: str) -> str:
             raise SystemExit(f"{name}: exit code {ran.outcome.exit_code}\n{said.getvalue()}")
         without = plain(Path(folder), source, "--without")["end"]
     weights = {k: v for k, v in bare[0].items() if k != "mask"} if isinstance(bare[0], dict) else bare[0]
-    left = different(ran.main["end"], without)
-    skipped = ran.outcome.guarded[0].get("actions", {}).get("skip", 0)
-    end = "finite" if is_finite(weights) else "weights not finite"
-    row = f"| {name} | {end} | {skipped} | {'bit-equal' if not left else f'differs in {len(left)} tensors'} |"
+    return row_of(name, "finite" if is_finite(weights) else "weights not finite", ran, ran.main["end"], without)
+
+
+def try_script(name: str, script: str, part: int) -> str:
+    """The same for a script of tests/scripts, which writes its state into a file."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        bare, without, out = (str(Path(folder, word)) for word in ("bare", "without", "out"))
+        try:
+            run_bare(script, "--out", bare)
+            end = "finite" if is_finite(torch.load(bare)) else "weights not finite"
+        except ValueError as error:
+            end = f"ends with {type(error).__name__}"
+        run_bare(script, "--out", without, "--without", str(part))
+        ran = run_guarded(script, Path(folder, "run"), "--out", out)
+        return row_of(name, end, ran, torch.load(out), torch.load(without))
+
+
+def row_of(name: str, bare: str, ran: Ran, guarded_end: object, without: object) -> str:
+    left = different(guarded_end, without)
+    skipped = sum(account.get("actions", {}).get("skip", 0) for account in ran.outcome.guarded)
+    row = f"| {name} | {bare} | {skipped} | {'bit-equal' if not left else f'differs in {len(left)} tensors'} |"
     print(row, flush=True)
     return row
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from markdown_it import MarkdownIt
 from PIL import Image
 
 from nanproof.errors import UsageError
 from nanproof.report.markdown import markdown
 from nanproof.report.plot import write_png
+from nanproof.run.record import RunRecord
 from nanproof.watch.compare import compare
 from nanproof.watch.runs import find_runs
 from support.incidents import make_incident
@@ -112,6 +114,18 @@ def test_two_runs_are_compared_beyond_their_curves(runs: tuple[Path, Path]) -> N
     text = markdown(find_runs([str(r) for r in runs]))
     assert "loss first differs at step 300" in text
     assert "| torch | 2.6.0 | 2.7.0 |" in text
+
+
+def test_two_runs_on_other_gpus(runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names as torch gives them; this machine has no GPU, so the driver's answers are recorded ones."""
+    names = ["NVIDIA A100-SXM4-80GB"] * 2, ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for run, gpus in zip(runs, names, strict=True):
+        monkeypatch.setattr(torch.cuda, "get_device_name", gpus.__getitem__)
+        RunRecord().write(run, "run.json", {"state": "finished", "exit_code": 0})
+    text = markdown(find_runs([str(r) for r in runs]))
+    assert "| devices | 2 × NVIDIA A100-SXM4-80GB | 1 × NVIDIA H100 80GB HBM3, 1 × NVIDIA A100-SXM4-80GB |" in text
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:

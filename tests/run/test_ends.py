@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from nanproof.errors import UsageError
 from nanproof.run.handover import hand_over
 from run.launch import Ran, guarded, incidents, is_finite, nanproof, run_guarded
+from support.forked import run_python
 
 ALWAYS_BAD = """
 import torch
@@ -270,7 +272,11 @@ class Net(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4)
     def forward(self, x):
         h = self.layer(x)
-        return torch.linalg.cholesky(h.T @ h + torch.eye(4)) if "{how}" == "cholesky" else h.sigmoid()
+        if "{how}" == "cholesky":
+            return torch.linalg.cholesky(h.T @ h + torch.eye(4))
+        if "{how}" == "eigh":
+            return torch.linalg.eigh(h.T @ h)[0]
+        return h.sigmoid()
 net = Net()
 optimizer = torch.optim.Adam(net.parameters())
 for (batch,) in DataLoader(TensorDataset(x), batch_size=8):
@@ -278,6 +284,8 @@ for (batch,) in DataLoader(TensorDataset(x), batch_size=8):
     out = net(batch)
     if "{how}" == "bce":
         loss = torch.nn.functional.binary_cross_entropy(out, torch.ones_like(out))
+    elif "{how}" == "ctc":
+        loss = torch.nn.functional.ctc_loss(out.log_softmax(-1)[:, None], torch.tensor([[1, 2]]), (8,), (2,))
     else:
         loss = out.mean()
     if "{how}" == "key":
@@ -291,7 +299,7 @@ for (batch,) in DataLoader(TensorDataset(x), batch_size=8):
 """
 
 
-@pytest.mark.parametrize("how", ["bce", "exit", "raise", "cholesky"])
+@pytest.mark.parametrize("how", ["bce", "exit", "raise", "cholesky", "eigh", "ctc"])
 def test_a_death_by_exception_is_an_incident(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = guarded(tmp_path, DIES.format(how=how, bad='float("nan")'))
     assert ran.outcome.exit_code == 1
@@ -306,9 +314,24 @@ def test_a_death_by_exception_is_an_incident(how: str, tmp_path: Path, capsys: p
     told = "\n".join(hand_over(ran.outcome))
     assert "the script failed (exit code 1) after 3 steps, 3 updates, 1 ended by an exception" in told
     assert "nothing went wrong" not in told
+    assert "left out" not in told
     assert f"next: nanproof diagnose {ran.run_dir}" in told
     shown = capsys.readouterr().err
     assert "src/nanproof" not in shown.partition("Traceback")[2].partition("nanproof:")[0]
+
+
+def test_a_factorization_that_fails_inside_the_model_is_located_though_nothing_is_known_to_be_bad(
+    tmp_path: Path,
+) -> None:
+    """A matrix of finite values may be indefinite; and what is not finite may be a value that no variable holds."""
+    source = DIES.format(how="cholesky", bad="1.0").replace("+ torch.eye(4)", "- 1e4 * (x[0, 0] > 2) * torch.eye(4)")
+    ran = guarded(tmp_path, source.replace("x[29, 1]", "x[24, 0] = 3.0; x[29, 1]"))
+    (incident,) = ran.incidents
+    assert incident["location"]["op"] == "_LinAlgError"
+    assert (
+        "torch.linalg.cholesky" in (tmp_path / "script.py").read_text().splitlines()[incident["location"]["line"] - 1]
+    )
+    assert incident["notes"] == ["DataLoader batch 3 (dataset indices 24–31)"]
 
 
 def test_an_exception_that_has_nothing_to_do_with_it_is_none(tmp_path: Path) -> None:
@@ -464,6 +487,46 @@ def test_sigterm_ends_it_at_once_and_its_records_are_complete(tmp_path: Path) ->
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (record["state"], record["exit_code"]) == ("terminated", 143)
     assert len((tmp_path / "run" / "training_log.jsonl").read_text().splitlines()) >= 6
+
+
+BLOCKED = """
+import os, signal, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meet", rank=rank, world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+if rank == 0:
+    Path("pid.part").write_text(str(os.getpid()))
+    os.rename("pid.part", "pid")
+    dist.barrier()  # until the other rank comes, which it never does
+while not os.path.exists("pid"):
+    time.sleep(0.05)
+time.sleep(0.5)
+os.kill(int(Path("pid").read_text()), signal.SIGTERM)
+"""
+
+
+def test_sigterm_ends_a_rank_that_waits_for_another(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BLOCKED)
+
+    def start(rank: int) -> subprocess.CompletedProcess[str]:
+        place = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"}
+        words = ["-m", "nanproof", "run", "--run-dir", "run", "script.py"]
+        return run_python(*words, cwd=tmp_path, environment=place)
+
+    with ThreadPoolExecutor(2) as pool:
+        blocked, _ = pool.map(start, (0, 1))
+    assert blocked.returncode == -signal.SIGTERM, blocked.stdout
+    assert "nanproof: terminated (SIGTERM) after 3 steps, 3 updates; records in run\n" in blocked.stdout
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["state"], record["exit_code"]) == ("terminated", 143)
 
 
 def test_a_script_that_handles_sigterm_keeps_its_handler(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -57,3 +59,30 @@ def test_a_module_that_was_there_before(seen: list[ModuleType]) -> None:
     hooks.end()
     assert [m.__name__ for m in met] == ["json"]
     assert seen == []
+
+
+SWALLOWS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    pass
+"""
+
+
+def test_ctrl_c_that_a_library_swallows_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does while it loads NumPy: "Failed to initialize NumPy" is all that is left of the interrupt."""
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    hooks, met = ImportHooks(), list[ModuleType]()
+    hooks.await_module("swallows", met.append)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            importlib.import_module("swallows")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+        hooks.end()
+    assert met == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import textwrap
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from nanproof.run.handover import hand_over
+from nanproof.run.module_lookup import find_owners
 from run.launch import guarded
 
 KINDS = {
@@ -59,3 +62,20 @@ def test_what_is_no_average_or_needs_none_is_not_named(tmp_path: Path) -> None:
     good = guarded(tmp_path, LOOP.format(make=make, update=update, bad=99), name="good")
     assert good.outcome.not_held == {}
     assert "nothing went wrong" in textwrap.dedent(good.outcome.guarded[0]["summary"])
+
+
+class EMA(nn.Module):
+    """As in ema-pytorch: an average that holds the model which it averages."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.online_model, self.ema_model = model, copy.deepcopy(model)
+
+
+def test_an_average_that_holds_the_model_is_not_the_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    average = EMA(model)
+    assert find_owners(list(model.parameters())) == [model]
+    wrapped = nn.DataParallel(model)
+    assert find_owners(list(model.parameters())) == [wrapped]
+    assert find_owners(list(average.parameters())) == [average]

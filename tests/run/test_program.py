@@ -203,5 +203,8 @@ def test_an_interrupt_ends_it(tmp_path: Path) -> None:
     assert process.stdout.readline() == "here\n"
     time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "nanproof: interrupted before a step was guarded\n"
+    os.kill(process.pid, signal.SIGINT)  # as torchrun sends one more to what the terminal has interrupted
     assert process.wait(timeout=600) in (130, -signal.SIGINT)
-    process.communicate()
+    assert process.communicate() == ("", "")

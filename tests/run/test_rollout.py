@@ -1,4 +1,4 @@
-"""Roll-outs: real child processes, gates judged by their logs, fall-backs, and going on after a kill."""
+"""Rollouts: real child processes, gates judged by their logs, fall-backs, and going on after a kill."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nanproof.files import Lock
 from nanproof.run.rollout import load_plan, roll_out
 from nanproof.run.rollout.engine import STATE
 from nanproof.run.rollout.start import first_plan
+from nanproof.watch.runs import find_runs
 
 # a training that prints its steps; its loss falls by lr, explodes when lr is too large, and notes each start
 TRAIN = """
@@ -144,6 +145,9 @@ def test_a_stage_is_ended_when_its_steps_are_done(tmp_path: Path) -> None:
     assert result.ok, result
     lines = (Path(result.stages[0].run_dir) / "training_log.jsonl").read_text().splitlines()
     assert 20 <= len(lines) < 5000
+    (run,) = find_runs([result.stages[0].run_dir])
+    run.poll()
+    assert (run.state().kind, run.state().why) == ("finished", "nanproof rollout ended it: its 20 steps were done")
 
 
 def test_it_goes_on_after_a_kill(tmp_path: Path) -> None:
@@ -164,7 +168,7 @@ def test_it_goes_on_after_a_kill(tmp_path: Path) -> None:
     os.kill(child.pid, signal.SIGKILL)
     child.wait(timeout=600)
     training = Path("/proc", (tmp_path / "pids.txt").read_text().split()[1])
-    while training.exists() and "State:\tZ" not in (training / "status").read_text():  # it ends with the roll-out
+    while training.exists() and "State:\tZ" not in (training / "status").read_text():  # it ends with the rollout
         assert time.monotonic() < deadline
         time.sleep(0.05)
     result = roll_out(load_plan(path))
@@ -183,7 +187,7 @@ def test_a_passed_roll_out_is_not_run_again_unless_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="plan changed"):
         roll_out(load_plan(path))
     (load_plan(path).out / STATE).write_text("{")
-    with pytest.raises(Exception, match="no state of a roll-out"):
+    with pytest.raises(Exception, match="no state of a rollout"):
         roll_out(load_plan(path))
 
 

@@ -112,6 +112,8 @@ def test_compiled_code(how: str, tmp_path: Path) -> None:
     [
         ("forward_forward.py", 7, 2, "DataLoader batch 7 (dataset indices 56–63)"),
         ("causal_lm.py", 7, 1, "DataLoader batch 7 (dataset indices 28–31)"),
+        ("dcgan.py", 3, 1, "DataLoader batch 3 (dataset indices 24–31)"),
+        ("timm_style.py", 7, 1, "DataLoader batch 7 (dataset indices 56–63)"),
     ],
 )
 def test_loops_of_other_styles(script: str, part: int, skipped: int, batch: str, tmp_path: Path) -> None:
@@ -125,6 +127,20 @@ def test_loops_of_other_styles(script: str, part: int, skipped: int, batch: str,
     assert different(guarded, without) == []
     assert sum(a["actions"].get("skip", 0) for a in ran.outcome.guarded) == skipped
     assert batch in incidents(tmp_path / "run")[0]["notes"][0]
+    moved = {"timm_style.py": {"the learning rate of AdamW", "average, an average of the weights"}}
+    assert set(ran.outcome.not_held) == moved.get(script, set())
+
+
+def test_ppo_uses_a_bad_rollout_again_and_again(tmp_path: Path) -> None:
+    """Bare, the next sampling dies of NaN; guarded, the rollout's bad minibatches are skipped, and nothing else is."""
+    with pytest.raises(ValueError, match="found invalid values"):
+        run_bare("ppo.py", "--out", str(tmp_path / "bare"))
+    run_bare("ppo.py", "--out", str(tmp_path / "without"), "--without", "2")
+    ran = run_guarded("ppo.py", tmp_path / "run", "--out", str(tmp_path / "guarded"))
+    assert different(torch.load(tmp_path / "guarded"), torch.load(tmp_path / "without")) == []
+    (account,) = ran.outcome.guarded
+    assert set(account["actions"]) == {"commit", "skip"}, "a reused rollout is one fault, not a reason to roll back"
+    assert account["actions"]["skip"] > 5
 
 
 def test_hogwild(tmp_path: Path) -> None:

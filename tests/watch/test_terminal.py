@@ -9,6 +9,7 @@ import os
 import pty
 import select
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -177,6 +178,43 @@ def test_other_services_are_reached_through_apprise(
     with pytest.raises(UsageError, match="address 1 in NANPROOF_ALERTS") as refused:
         Notifier()
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Unverified HTTPS")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
+def test_a_message_reaches_teams_as_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through apprise's own code for Teams' Workflows, to a server of ours with a certificate of its own."""
+    pytest.importorskip("apprise")
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*new, "-keyout", "key.pem", "-out", "own.pem"], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "own.pem", tmp_path / "key.pem")
+    paths: list[str] = []
+    noted = {"received": [], "do_POST": lambda self: (paths.append(self.path), Inbox.do_POST(self))}
+    handler = type("Box", (Inbox,), noted)
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("NANPROOF_ALERTS", f"workflows://127.0.0.1:{server.server_port}/FLOW/SIGN/?verify=no")
+        notifier = Notifier()
+        assert notifier.tell("a", "stop", "stopped at step 5")
+        notifier.close(300)
+        server.shutdown()
+    assert (notifier.sent, notifier.dropped) == (1, 0)
+    assert paths[0].startswith("/workflows/FLOW/triggers/manual/paths/invoke")
+    (sent,) = handler.received
+    card = json.loads(sent)["attachments"][0]
+    assert card["contentType"] == "application/vnd.microsoft.card.adaptive"
+    texts = [part.get("text") for part in card["content"]["body"]]
+    assert "nanproof: a" in texts
+    assert "stopped at step 5" in texts
+
+
+def test_teams_own_address_is_known_to_apprise(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("apprise")
+    shown = "https://prod-00.westus.logic.azure.com:443/workflows/643e69f8/triggers/manual/paths/invoke"
+    monkeypatch.setenv("NANPROOF_ALERTS", f"{shown}?api-version=2016-06-01&sp=%2Ftriggers%2Fmanual%2Frun&sv=1.0&sig=x")
+    Notifier().close(300)
 
 
 def test_a_server_that_hangs_holds_nobody_up() -> None:

@@ -16,9 +16,12 @@ def main() -> None:
 
 def program() -> None:
     """The console script. A verb that ran nothing of the user's ends at once, without taking the interpreter apart."""
-    with loading():
-        from .shell import Done
-
+    try:
+        with loading():
+            from .shell import Done
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\n")
+        raise SystemExit(130) from None
     try:
         main()
     except Done as end:

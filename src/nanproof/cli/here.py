@@ -47,7 +47,7 @@ def look(folder: Path) -> Here:
     if not found:
         return Here(next=_first_command(folder))
     path, home = found[0].path, found[0].home
-    run = Run(0, path, log_run=found[0].run or None)
+    run = Run(0, path, log_run=found[0].run or None, home=home)
     run.poll()
     state, incidents = run.state(), run.incidents()
     lines: list[tuple[str, str]] = []

@@ -305,7 +305,7 @@ class Engine:
             action,
             culprit=step.passes[-1] if step.passes else None,
             facts=[facts_of(name, t) for name, t in bad[:4]],
-            location=where_raised(error, bad) if bad else None,
+            location=where_raised(error, bad),
         )
 
     def died(self, step: OpenStep, error: BaseException) -> None:

@@ -160,6 +160,7 @@ class ExternalLoop:
         self._called = (args, kwargs)
         self._engine.before_call()
         self._rng.enter()
+        self._rng.calls += 1
         assert self._open is not None
         here = self._open.passes[-1]
         named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
@@ -366,6 +367,7 @@ class ExternalLoop:
         with self._at_work():
             self._engine.died(step, error)
         self._open = None
+        self._calls.drop()
 
     # --- steps ------------------------------------------------------------------------------------------------
 
@@ -420,8 +422,13 @@ class ExternalLoop:
         with self._engine.surviving("tracking random states"):
             self._rng.enter()
         step.name_batch = self._name_batch
-        with self._at_work():
+        held = self._calls.held_buffers()
+        kept = [b.detach().clone() for b in held]
+        with self._at_work(), torch.autograd._unsafe_preserve_version_counter(held):
             decision = engine.judge(step)
+            if decision.action.kind == "skip":  # what a later step uses is no part of this one
+                for buffer, copy in zip(held, kept, strict=True):
+                    buffer.detach().copy_(copy)
         if engine.groups.several and step.signals.losses:
             parts = {f"loss {engine.groups.name(group)}": decision.reading.loss}
             decision = dataclasses.replace(decision, reading=dataclasses.replace(decision.reading, components=parts))
@@ -441,7 +448,7 @@ class ExternalLoop:
         if step is None or not step.undoable or not step.passes or not undone:
             return now  # after a rollback the data goes on from where it is
         first = step.passes[0].random
-        kept = self._rng.since(first, now, len(step.passes))
+        kept = self._rng.since(first, now)
         return {k: now[k] if k in kept else first.get(k, now[k]) for k in now}
 
     def _name_batch(self, one: Pass | None) -> None:

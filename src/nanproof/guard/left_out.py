@@ -38,6 +38,7 @@ class Call:
     """One call of the model in training mode."""
 
     inputs: Any
+    module: nn.Module | None = None
     capture: ForwardCapture = field(default_factory=ForwardCapture)
     outputs: list[weakref.ref[Tensor]] = field(default_factory=list)
     bad: Tensor | None = None
@@ -77,6 +78,7 @@ class Calls:
     def end(self, module: nn.Module, output: Any) -> None:
         """The call that began last has an output."""
         if self._now:
+            self._now[-1].module = module
             self._now[-1].outputs = [weakref.ref(t) for _, t in tensors_in(output)] if FOLLOWS else []
             self._now[-1].capture.after(module, output)
 
@@ -118,6 +120,12 @@ class Calls:
     def drop(self) -> None:
         """The loop raised: what it was about is told elsewhere."""
         self._now = []
+
+    def held_buffers(self) -> tuple[Tensor, ...]:
+        """The buffers of modules whose output the loop still holds, for a backward pass to come: a generator's."""
+        calls = [c for c in (*self._waiting, *self._now) if c.module is not None and not c.used]
+        held = [c for c in calls if any(t is not None and t.grad_fn is not None for t in (ref() for ref in c.outputs))]
+        return tuple(b for c in held if c.module is not None for b in c.module.buffers())
 
     def _count(self, call: Call) -> None:
         if call.bad is not None and not call.used and bool(call.bad):  # host sync: only where a loop skips

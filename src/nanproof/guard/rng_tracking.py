@@ -28,6 +28,8 @@ class RngTracking:
     def begin(self) -> None:
         """A step begins with a forward pass."""
         self.outside: set[str] = set()
+        self.calls = 0
+        """How often the model was called in this step."""
         self._left: dict[str, bytes] | None = None
 
     def leave(self) -> None:
@@ -41,13 +43,13 @@ class RngTracking:
             self.outside |= {name for name, state in now.items() if state != self._left.get(name)}
             self._left = None
 
-    def since(self, first: Mapping[str, Any], now: Mapping[str, Any], passes: int) -> set[str]:
+    def since(self, first: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
         """The generators whose draws between two states are the loop's.
 
-        Python's and NumPy's are too expensive to compare in between. Over several micro-batches what moved them is
-        most likely the loading of data; within one it is the model.
+        Python's and NumPy's are too expensive to compare in between. Between several calls of the model what moved them
+        is most likely the loading or the shuffling of data; with one call it is the model.
         """
-        if passes <= 1:
+        if self.calls <= 1:
             return self.outside
         moved = {k for k in ("python", "numpy") if k in now and not _same(now[k], first.get(k))}
         return self.outside | moved

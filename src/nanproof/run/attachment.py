@@ -43,7 +43,7 @@ class Checked(SystemExit):
 
 
 class FirstStep(Observer):
-    """Tells of the first step that a guard has judged."""
+    """Reports the first step that a guard has judged."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell: Callable[[], None] | None = tell

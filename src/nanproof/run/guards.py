@@ -17,6 +17,7 @@ from ..guard.data import DataSource
 from ..guard.external import ExternalLoop, attach
 from ..guard.rundir import RunDir
 from ..guard.tally import Tally
+from ..launch import rank_and_world
 from .attachment import FirstStep, describe
 from .options import Options
 
@@ -107,6 +108,8 @@ class Guards:
                 folder = Path(_agree("run_dir", str(folder)))
         elif self._options.child:
             folder = folder / f"pid-{os.getpid()}"
+        elif rank := rank_and_world()[0]:  # of MPI, say, which torch knows nothing about
+            folder = folder / f"rank-{rank}"
         earlier = len(self._records) + len(self.accounts)
         return folder / f"part-{earlier + 1}" if earlier else folder
 
@@ -124,6 +127,10 @@ class Guards:
                 if isinstance(guard, Guard) and guard.repairs:
                     account["repairs"] = [r.to_json() for r in guard.repairs]
                 self.accounts.append(account)
+
+    def accounted(self) -> list[dict[str, Any]]:
+        """The accounts of all, those that are still open among them."""
+        return [*self.accounts, *(r.account() for r in self._records)]
 
     def forked(self, options: Options) -> None:
         """In a forked process: the guards are the parent's."""

@@ -23,9 +23,11 @@ def hand_over(outcome: Outcome) -> list[str]:
     lines: list[str] = []
     for number, account in enumerate(outcome.guarded):
         lines += _account(outcome, account, last=number == len(outcome.guarded) - 1)
-    if not outcome.guarded and outcome.state in ("interrupted", "terminated", "failed"):
-        lines.append(f"nanproof: {_ended(outcome)} before a step was guarded")
+    not_guarded = dict(outcome.not_guarded)
     others = [p for p in outcome.processes if p.get("guarded")]
+    if not outcome.guarded and outcome.state in ("interrupted", "terminated", "failed"):
+        lines.append(f"nanproof: {_ended(outcome)}{'' if others else ' before a step was guarded'}")
+        not_guarded.pop("the script", None)
     if others:
         folders = dict.fromkeys(str(g["folder"]) for p in others for g in p["guarded"])
         shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")
@@ -34,7 +36,7 @@ def hand_over(outcome: Outcome) -> list[str]:
         bad = [f for f in folders if first_incident(Path(f)) is not None]
         if bad and not any(first_incident(Path(a["folder"])) for a in outcome.guarded):
             lines += _end(bad[0])
-    lines += [f"nanproof: NOT GUARDED: {what}: {why}" for what, why in outcome.not_guarded.items()]
+    lines += [f"nanproof: NOT GUARDED: {what}: {why}" for what, why in not_guarded.items()]
     if any(a.get("actions", {}).get("skip") for a in outcome.guarded):
         lines += [f"nanproof: moved on in skipped steps: {what}: {why}" for what, why in outcome.not_held.items()]
     return lines

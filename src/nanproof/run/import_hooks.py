@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from .signals import heeding_ctrl_c
+
 Action = Callable[[ModuleType], None]
 
 
@@ -87,5 +89,6 @@ class _Telling(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
+        with heeding_ctrl_c():
+            self._loader.exec_module(module)
         self._arrived(module)

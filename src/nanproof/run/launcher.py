@@ -20,14 +20,14 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import GuardStop, NanproofError, UsageError
-from ..launch import is_first_process
+from ..launch import is_first_process, rank_and_world
 from .children import after_fork, invite, watch_children
 from .import_hooks import ImportHooks
 from .options import Options
 from .overwritten import Overwritten
 from .program import Program
 from .record import RunRecord
-from .terminated import before_sigterm
+from .signals import before_sigterm, heard_ctrl_c
 
 if TYPE_CHECKING:
     from .session import Session
@@ -99,7 +99,8 @@ class Stage:
             self._undo.append(invite(self._options))
             kept = Overwritten(self._options.run_dir, logs_only=True).__enter__()
             self._undo.append(kept.__exit__)
-            self._as_usual = before_sigterm(lambda: self.end(128 + signal.SIGTERM, "terminated"))
+            several = rank_and_world()[1] > 1
+            self._as_usual = before_sigterm(self._terminated if several else self._terminate, blocked=several)
             self._undo.append(self._as_usual)
         self._undo.append(after_fork(self._forked))
         original = os._exit
@@ -185,8 +186,17 @@ class Stage:
         self._report(outcome)
         return outcome
 
+    def _terminate(self) -> None:
+        self.end(128 + signal.SIGTERM, "terminated")
+
+    def _terminated(self) -> None:
+        """Beside a rank that may be blocked: nothing is closed, only what happened so far is written and said."""
+        outcome = self._outcome(self._session, 128 + signal.SIGTERM, "terminated")
+        self._write_end(outcome)
+        self._report(outcome)
+
     def _outcome(self, session: Session | None, exit_code: int | None, state: State) -> Outcome:
-        accounts = session.guards.accounts if session is not None else []
+        accounts = session.guards.accounted() if session is not None else []
         missed = dict(session.unhooked) if session is not None else {}
         processes = [] if self._options.child else self._record.processes(self._options.run_dir)
         attached = session is not None and session.attachment.attached
@@ -218,8 +228,8 @@ class Stage:
         if outcome.guarded:
             rank, folder = int(outcome.guarded[0]["rank"]), Path(outcome.guarded[0]["folder"])
             name = self._name(rank, folder)
-            if name == "run.json" and not self._options.child:
-                folder = self._options.run_dir if self._options.run_dir_given or is_first_process() else folder
+            if name == "run.json" and not self._options.child and is_first_process():
+                folder = self._options.run_dir
         fields = dataclasses.asdict(outcome)
         del fields["run_dir"]
         self._record.write(folder, name, fields)
@@ -275,6 +285,7 @@ def run_program(
         code = _code_of(leaving)
         stage.died = leaving if code and not isinstance(leaving, GuardStop) else None
     except KeyboardInterrupt:
+        heard_ctrl_c()
         code, state = 130, "interrupted"
     except BaseException as error:
         code = error.exit_code if isinstance(error, NanproofError) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 
 from ..collector import objects
 
+_AVERAGE = re.compile(r"EMA|Ema(?![a-z])|Averag|SWA")
+"""How classes are called that average a model's weights."""
 NODES = 50_000
 """So much of a graph is walked at most."""
 
@@ -35,15 +38,31 @@ def find_owners(parameters: Iterable[Tensor]) -> list[nn.Module]:
     for root in roots:
         held = {id(p) for p in root.parameters()} & wanted
         if held:
-            found.append((len(held), root))
+            trained = _trained_in(root, held)
+            found.append((len(held), trained is root, trained))
     # of several that hold the same parameters, those that hold most: a wrapper is one of them, a part is not
     chosen: list[nn.Module] = []
-    for _, root in sorted(found, key=lambda f: f[0], reverse=True):
+    for _, _, root in sorted(found, key=lambda f: f[:2], reverse=True):
         held = {id(p) for p in root.parameters()} & wanted
         if held:
             chosen.append(root)
             wanted -= held
     return chosen
+
+
+def _trained_in(root: nn.Module, wanted: set[int]) -> nn.Module:
+    """The module itself, or of an average that holds the model beside its copy, the model."""
+    if not _AVERAGE.search(type(root).__name__):
+        return root
+    ids = {part: {id(p) for p in part.parameters()} for part in root.children()}
+    trained = [part for part, own in ids.items() if own & wanted]
+    copies = [part for part, own in ids.items() if own and own.isdisjoint(wanted)]
+    whole = len(trained) == 1 and wanted <= ids[trained[0]]
+    return trained[0] if whole and any(_shapes(c) == _shapes(trained[0]) for c in copies) else root
+
+
+def _shapes(module: nn.Module) -> list[Any]:
+    return [p.shape for p in module.parameters()]
 
 
 def leaves_of(losses: Any) -> list[Tensor]:

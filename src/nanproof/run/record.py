@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -48,7 +49,8 @@ def surroundings() -> dict[str, Any]:
             found |= {"seed": str(torch.initial_seed()), "threads": str(torch.get_num_threads())}
             found["devices"] = "cpu"
             if torch.cuda.is_initialized():
-                found["devices"] = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+                names = Counter(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+                found["devices"] = ", ".join(f"{n} × {name}" for name, n in names.items())
                 found["cuda"] = str(torch.version.cuda)
     variables = {
         name: value
@@ -64,6 +66,7 @@ class RunRecord:
     def __init__(self) -> None:
         self._start = {
             "command": [sys.executable, *sys.orig_argv[1:]],
+            "cwd": str(Path.cwd()),
             "pid": os.getpid(),
             "started": round(time.time(), 3),
         }

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from .state import Signs
 
@@ -16,20 +17,29 @@ RUN_LOG = "training_log.jsonl"
 _WRITES = 0o3  # the bits of a file's flags that are set when it is open for writing, alone or with reading
 
 
-def signs_of(path: Path) -> Signs:
-    """What shows of a run: its lock, who has its log open, when it was written, the exit code that was recorded."""
+def signs_of(path: Path, home: Path | None = None) -> Signs:
+    """What shows of a run: its lock, who has its log open, when it was written, the exit code that was recorded.
+
+    ``home`` is the folder of a run whose log is a file.
+    """
     log = path / RUN_LOG if (path / RUN_LOG).is_file() else path
     written = _written(log)
     if written is None:
         return Signs()
-    code, recorded, begun = _record(path)
-    held = _lock_is_held(path / ".lock")
-    killed = held is False and begun
+    home = home or path
+    record, recorded = _record(home)
+    code = record.get("exit_code")
+    held = _lock_is_held(home / ".lock")
+    killed = held is False and record.get("state") == "running"
     if held is None:
         held = True if log.is_file() and _has_writer(log) else None
     # the record of an earlier run in the same folder says nothing about a later one
-    current = code if code is not None and recorded + 1 >= written and not held else None
-    return Signs(open=held, quiet=max(0.0, time.time() - written), exit_code=current, killed=killed)
+    current = recorded + 1 >= written and not held
+    return Signs(
+        open=held, quiet=max(0.0, time.time() - written), killed=killed,
+        exit_code=code if current and isinstance(code, int) else None,
+        ended=str(record.get("ended", "")) if current else "",
+    )  # fmt: skip
 
 
 def _written(log: Path) -> float | None:
@@ -42,15 +52,14 @@ def _written(log: Path) -> float | None:
         return None
 
 
-def _record(path: Path) -> tuple[int | None, float, bool]:
-    """Of run.json: the exit code, when it was written, and whether it says that the run has not ended."""
+def _record(path: Path) -> tuple[dict[str, Any], float]:
+    """The run.json of a run, and when it was written."""
     record = path / "run.json"
     try:
         data = json.loads(record.read_bytes())
-        code = data.get("exit_code")
-        return (code if isinstance(code, int) else None), record.stat().st_mtime, data.get("state") == "running"
-    except (OSError, ValueError, AttributeError):
-        return None, 0.0, False
+        return (data if isinstance(data, dict) else {}), record.stat().st_mtime
+    except (OSError, ValueError):
+        return {}, 0.0
 
 
 def _lock_is_held(lock: Path) -> bool | None:

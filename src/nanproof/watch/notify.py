@@ -1,7 +1,8 @@
 """Telling somebody: the first bad value, a rollback, a stop, a recovery, the end; once each, and never in the way.
 
 Addresses come from environment variables, because they are secrets: ``NANPROOF_WEBHOOK`` is one web address (Slack's
-and Discord's are recognized), ``NANPROOF_ALERTS`` holds addresses of apprise, such as ``mailto://…`` or ``msteams://…``.
+and Discord's are recognized), ``NANPROOF_ALERTS`` holds addresses of apprise, such as ``mailto://…`` or the
+address that Teams' Workflows shows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Notifier:
         if address and urlsplit(address).scheme not in ("http", "https"):
             raise UsageError(f"{VARIABLE} holds no web address", hint=f"export {VARIABLE}=https://… before starting")
         if not address and not services:
-            hint = f"export {VARIABLE}=https://… or {ALERTS}='mailto://… msteams://…' before starting"
+            hint = f"export {VARIABLE}=https://… or {ALERTS}='mailto://… workflows://…' before starting"
             raise UsageError("there is nobody to tell", hint=hint)
         self._senders = [_webhook(address)] if address else []
         self._senders += [_apprise(services)] if services else []

@@ -75,7 +75,7 @@ class Run:
     def state(self) -> RunState:
         """How it stands, by what was read so far."""
         if time.monotonic() - self._looked > LOOKS:
-            self._looked, self._signs = time.monotonic(), signs_of(self.path)
+            self._looked, self._signs = time.monotonic(), signs_of(self.path, self.home)
         return state_of(self.series, self._signs)
 
     def new_incidents(self) -> list[dict[str, Any]]:

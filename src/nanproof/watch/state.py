@@ -43,6 +43,8 @@ class Signs:
     exit_code: int | None = None
     killed: bool = False
     """Whether its record says that it is running, and its process is gone."""
+    ended: str = ""
+    """Why something else than the run itself ended it on purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,8 @@ def _kind(series: Series, signs: Signs, step: int | None) -> tuple[Kind, str]:
         return "empty", ""
     if signs.open or (signs.open is None and signs.exit_code is None and _is_fresh(series, signs.quiet)):
         return "running", "no values yet" if nothing else ""
+    if signs.ended:
+        return "finished", signs.ended
     if signs.exit_code is not None:
         return _ended_with(signs.exit_code, series, "before its first step, " if nothing else "")
     end = _last_word(series)

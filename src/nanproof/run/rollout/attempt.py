@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shlex
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,34 +77,42 @@ def attempt(
             raise UsageError(
                 f"stage {stage.name!r} cannot start {words[0]!r}: {error.strerror}", hint="check command:"
             ) from None
-        code = _wait(process, stage, log, run_dir, tell)
+        code, why = _wait(process, stage, log, run_dir, tell)
+    if why:
+        for folder in {run_dir, log if log.is_dir() else run_dir}:
+            _note_end(folder, {"command": words, "cwd": str(plan.folder)}, f"nanproof rollout ended it: {why}")
     series, incidents = _series(log, run_dir), _incidents(log, run_dir)
     complaint = f"exit code {code}, see {run_dir / OUTPUT}" if code not in (0, None) else ""
     return Ended(code=code, series=series, incidents=incidents, complaint=complaint)
 
 
 def _end_with_parent() -> None:
-    """In the child: a roll-out that is killed must not leave a training behind that the next one runs into."""
+    """In the child: a rollout that is killed must not leave a training behind that the next one runs into."""
     assert _LIBC is not None
     _LIBC.prctl(_ON_DEATH, signal.SIGTERM)
 
 
-def _wait(process: subprocess.Popen[bytes], stage: Stage, log: Path, run_dir: Path, tell: Tell) -> int | None:
-    """Wait until the process ends or its stage is over; None when it was ended from here."""
+def _wait(
+    process: subprocess.Popen[bytes], stage: Stage, log: Path, run_dir: Path, tell: Tell
+) -> tuple[int | None, str]:
+    """Wait until the process ends or its stage is over; None, and why, when it was ended from here."""
     deadline = time.monotonic() + 60 * stage.minutes
     # a command that was told its steps ends by itself, after its last save and evaluation
     last = None if "{steps}" in stage.command else stage.steps
     try:
         while True:
             try:
-                return process.wait(timeout=POLL)
+                return process.wait(timeout=POLL), ""
             except subprocess.TimeoutExpired:
                 pass
             series = _series(log, run_dir)
             done = _progress(series, tell)
-            if time.monotonic() > deadline or (last is not None and done >= last):
+            if last is not None and done >= last:
                 _end(process)
-                return None
+                return None, f"its {last:,} steps were done"
+            if time.monotonic() > deadline:
+                _end(process)
+                return None, f"its {stage.minutes:g} minutes were over"
     except BaseException:
         _end(process)
         raise
@@ -119,6 +129,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
+
+
+def _note_end(folder: Path, begun: Mapping[str, object], why: str) -> None:
+    """In the run's record, so that nobody takes it for a run that was killed."""
+    path = folder / "run.json"
+    with suppress(OSError, ValueError):
+        begun = {**begun, **json.loads(path.read_bytes())}
+    files.write_atomic(path, json.dumps({**begun, "ended": why}, indent=1) + "\n")
 
 
 def _progress(series: Series | None, tell: Tell) -> int:

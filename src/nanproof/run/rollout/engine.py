@@ -1,4 +1,4 @@
-"""Stage after stage, with fall-backs; what is done is kept, so that a roll-out goes on after a kill."""
+"""Stage after stage, with fall-backs; what is done is kept, so that a rollout goes on after a kill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The roll-out so far; the same record is kept on disk."""
+    """The rollout so far; the same record is kept on disk."""
 
     plan: str
     digest: str
@@ -54,7 +54,7 @@ class Result:
 def roll_out(plan: Plan, *, restart: bool = False, tell: Callable[[str, str], None] | None = None) -> Result:
     """Run the stages that have not passed yet, one after the other; stop at the first that fails for good.
 
-    ``tell(stage, words)`` hears about progress. With ``restart`` an earlier roll-out of this plan is forgotten.
+    ``tell(stage, words)`` hears about progress. With ``restart`` an earlier rollout of this plan is forgotten.
     """
     files.make_folder(plan.out)
     with files.Lock(plan.out):
@@ -72,7 +72,7 @@ def _silent(stage: str, words: str) -> None: ...
 
 
 def _before(plan: Plan, restart: bool) -> Result:
-    """Where an earlier roll-out of the same plan stopped."""
+    """Where an earlier rollout of the same plan stopped."""
     fresh = Result(plan=plan.name, digest=plan.digest, total=len(plan.stages))
     path = plan.out / STATE
     if restart or not path.exists():
@@ -80,14 +80,14 @@ def _before(plan: Plan, restart: bool) -> Result:
     try:
         kept = from_json(Result, json.loads(path.read_bytes()))
     except (ValueError, NanproofError) as error:
-        raise FormatError(f"{path} is no state of a roll-out: {error}", hint="add --restart to begin anew") from None
+        raise FormatError(f"{path} is no state of a rollout: {error}", hint="add --restart to start over") from None
     if kept.digest != plan.digest:
-        raise UsageError("the plan changed since this roll-out began", hint="add --restart to begin anew")
+        raise UsageError("the plan changed since this rollout began", hint="add --restart to start over")
     return kept
 
 
 def _stage(plan: Plan, stage: Stage, result: Result, tell: Tell) -> Result:
-    """All attempts at one stage. A stage that failed before is tried anew from its first attempt."""
+    """All attempts at one stage. A stage that failed before is tried again from its first attempt."""
     tries = 1 + (stage.on_fail.retry if stage.on_fail else 0)
     done = sum(s.name == stage.name for s in result.stages)
     for number in range(tries):
@@ -119,8 +119,8 @@ def _slug(name: str) -> str:
 
 
 def summary(result: Result, plan: Plan) -> str:
-    """The roll-out as Markdown: a table of attempts, and why each gate was open or not."""
-    lines = [f"# Roll-out of {plan.name}", "", "| stage | attempt | settings | result |", "|---|---|---|---|"]
+    """The rollout as Markdown: a table of attempts, and why each gate was open or not."""
+    lines = [f"# Rollout of {plan.name}", "", "| stage | attempt | settings | result |", "|---|---|---|---|"]
     for s in result.stages:
         setting = ", ".join(f"{k}={v}" for k, v in s.setting.items()) or "as planned"
         lines.append(f"| {s.name} | {s.attempt} | {setting} | {'passed' if s.passed else 'failed'} |")

@@ -1,4 +1,4 @@
-"""The plan of a roll-out: stages, their gates, and what to do when one fails."""
+"""The plan of a rollout: stages, their gates, and what to do when one fails."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A roll-out. ``{run_dir}`` and ``{steps}`` in commands and log paths stand for the stage's own."""
+    """A rollout. ``{run_dir}`` and ``{steps}`` in commands and log paths stand for the stage's own."""
 
     name: str
     stages: tuple[Stage, ...]

@@ -1,4 +1,4 @@
-"""A plan for the project at hand, to start from."""
+"""A first plan for a project."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_plan(folder: Path, script: str | None = None, processes: int = 2) -> s
     counts = [1] if alone else sorted({1, min(2, processes), processes})
     stages = [("smoke", 1, 100, 10), *((f"1 × {n}", n, 1000, 60) for n in counts)]
     lines = [
-        f"# A roll-out of {script}: each stage must pass its gates before the next one starts.",
+        f"# A rollout of {script}: each stage must pass its gates before the next one starts.",
         "# {run_dir} is the stage's own folder. Run it with: nanproof rollout plan.yaml",
         f"name: {Path(script).stem}",
         f"overrides: {style}   # how set: reaches the script: dotted is key=value, flags is --key value",
