@@ -1,4 +1,4 @@
-"""Diagnosing runs by their files: each wreck is read as it lies there, and its true cause is named."""
+"""Diagnosing runs by their files: each run is read as it lies there, and its true cause is named."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_without_an_ending_is_known_by_its_first_bytes(tmp_path: Pa
 
 @pytest.mark.parametrize(("growth", "amplifies"), [(3.0, True), (1.05, False)])
 def test_logged_activations_that_grow_by_orders_of_magnitude(tmp_path: Path, growth: float, amplifies: bool) -> None:
-    """Normalised models hide it from loss and gradient norm, which keep their level up to the break."""
+    """Normalized models hide it from loss and gradient norm, which keep their level up to the break."""
     lines = [
         {"step": i, "loss": 1.38 + i % 3 / 100, "grad_norm": 0.9 + i % 5 / 20, "activation_max": 10 * growth**i}
         for i in range(1, 30)

@@ -114,7 +114,7 @@ def test_names_of_files_cannot_paint_the_terminal(tmp_path: Path) -> None:
         ((), "no path given"),
         (("--fact", "=3"), "--fact '=3' cannot be used"),
         (("--fact", "lr=1", "--fact", "lr=2"), "--fact 'lr=2' cannot be used"),
-        (("--fact", "colour=blue"), "no fact is called 'colour'"),
+        (("--fact", "hue=blue"), "no fact is called 'hue'"),
         (("nowhere",), "nowhere does not exist"),
         (("--evidence", "nowhere.json"), "nowhere.json cannot be read"),
     ],

@@ -45,10 +45,10 @@ def test_how_the_bytes_arrive_does_not_matter(name: str, chunk: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_colours_and_windows_line_ends_do_not_matter(name: str) -> None:
     text = CASES[name][0]
-    coloured = (
+    colored = (
         re.sub(r"\b(loss|nan)\b", "\x1b[1;31m\\1\x1b[0m", text) if "\x1b" not in text and '{"' not in text else text
     )
-    plainly, dressed = read_text(text), read_text(coloured.replace("\n", "\r\n"))
+    plainly, dressed = read_text(text), read_text(colored.replace("\n", "\r\n"))
     assert {n: points(c) for n, c in dressed.columns.items()} == {n: points(c) for n, c in plainly.columns.items()}
 
 

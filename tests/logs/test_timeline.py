@@ -232,7 +232,7 @@ def test_schedules_do_not_jump() -> None:
 
 def test_a_rate_that_stands_still_means_skipped_steps() -> None:
     steady = np.linspace(1e-3, 5e-4, 97)
-    rate = [*steady[:41], *([steady[40]] * 3), *steady[41:]]  # it goes on where it stood
+    rate = [*steady[:41], *([steady[40]] * 3), *steady[41:]]  # it continues from where it stood
     story = story_of(range(100), loss=noise(100), lr=rate)
     (frozen,) = story.of("lr-frozen")
     assert (frozen.step, frozen.until) == (40, 43)

@@ -50,8 +50,8 @@ LOOPS = {
     ),
     "two loaders in one step": (
         """
-        labelled, unlabelled = TensorDataset(x, y), TensorDataset(bad)
-        for (a, b), (u,) in zip(DataLoader(labelled, batch_size=8), DataLoader(unlabelled, batch_size=4)):
+        labeled, unlabeled = TensorDataset(x, y), TensorDataset(bad)
+        for (a, b), (u,) in zip(DataLoader(labeled, batch_size=8), DataLoader(unlabeled, batch_size=4)):
             step(loss(a, b), model(u).square().mean())
         """,
         "DataLoader batch 9 (dataset indices 36–39)",

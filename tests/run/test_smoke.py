@@ -1,4 +1,4 @@
-"""The smoke test: passes healthy trainings, and fails each kind of sick one for its own reason."""
+"""The smoke test: passes healthy trainings, and fails each kind of faulty one for its own reason."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_nothing_of_it_stays_behind(tmp_path: Path) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in done.main["model"].modules())
 
 
-SICK = {
+FAULTY = {
     "parameters": ({"before": "model[0].weight.data[1, 2] = float('nan')"}, "1 NaN of 128"),
     "chance level": ({"before": "model[2].weight.data.mul_(1e3)"}, "worse than guessing"),
     "loss finite": ({"loss": "model(a).sum() * (float('inf') if i == 3 else 1)"}, "inf in step 4"),
@@ -106,9 +106,9 @@ SICK = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SICK)
+@pytest.mark.parametrize("name", FAULTY)
 def test_each_sickness_fails_its_own_check(name: str, tmp_path: Path) -> None:
-    changes, words = SICK[name]
+    changes, words = FAULTY[name]
     done = smoked(tmp_path, source(**changes), steps=8)
     assert done.results[name] == "FAIL"
     assert words in done.reasons[name]
@@ -214,12 +214,15 @@ def test_the_verb(tmp_path: Path) -> None:
 
 
 def test_the_verb_of_a_sick_module(tmp_path: Path) -> None:
-    (tmp_path / "sick.py").write_text(source(loss="model(a).sum() * float('nan')"))
-    done = nanproof("smoke", "-m", "sick", "--steps", "3", check=False, cwd=tmp_path)
+    (tmp_path / "faulty.py").write_text(source(loss="model(a).sum() * float('nan')"))
+    done = nanproof("smoke", "-m", "faulty", "--steps", "3", check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert "FAIL  loss finite" in done.stdout
-    assert "records are in runs/smoke-sick-" in done.stdout
-    for words, said in ((["nothing.py"], "no script nothing.py"), (["sick.py:make", "--", "x"], "takes no arguments")):
+    assert "records are in runs/smoke-faulty-" in done.stdout
+    for words, said in (
+        (["nothing.py"], "no script nothing.py"),
+        (["faulty.py:make", "--", "x"], "takes no arguments"),
+    ):
         wrong = nanproof("smoke", *words, check=False, cwd=tmp_path)
         assert wrong.returncode == 2
         assert said in wrong.stderr

@@ -424,7 +424,7 @@ class ExternalLoop:
         step.name_batch = self._name_batch
         held = self._calls.held_buffers()
         kept = [b.detach().clone() for b in held]
-        with self._at_work(), torch.autograd._unsafe_preserve_version_counter(held):
+        with self._at_work(), torch.autograd.grad_mode._unsafe_preserve_version_counter(held):
             decision = engine.judge(step)
             if decision.action.kind == "skip":  # what a later step uses is no part of this one
                 for buffer, copy in zip(held, kept, strict=True):

@@ -124,8 +124,9 @@ class Calls:
     def held_buffers(self) -> tuple[Tensor, ...]:
         """The buffers of modules whose output the loop still holds, for a backward pass to come: a generator's."""
         calls = [c for c in (*self._waiting, *self._now) if c.module is not None and not c.used]
-        held = [c for c in calls if any(t is not None and t.grad_fn is not None for t in (ref() for ref in c.outputs))]
-        return tuple(b for c in held if c.module is not None for b in c.module.buffers())
+        if FOLLOWS:
+            calls = [c for c in calls if any((t := ref()) is not None and t.grad_fn is not None for ref in c.outputs)]
+        return tuple(b for c in calls if c.module is not None for b in c.module.buffers())
 
     def _count(self, call: Call) -> None:
         if call.bad is not None and not call.used and bool(call.bad):  # host sync: only where a loop skips
