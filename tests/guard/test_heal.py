@@ -322,6 +322,24 @@ def test_windows_that_cannot_be_replayed_are_healed_in_the_next_bad_one() -> Non
     assert paths(loop.model) == ["blocks.1"]
 
 
+def test_a_pass_that_cannot_be_healed_still_has_its_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search runs the model while the loop's own graph waits, and BatchNorm's statistics are part of that graph."""
+    loop = Loop(model=nn.Sequential(Net(gain=2e4), nn.BatchNorm1d(8)))
+    with_guard = loop.external()
+    healer = with_guard.guard._engine.healer
+    search = healer.heal_pass
+
+    def in_vain(*given: Any) -> None:
+        search(*given)
+        islands.close(loop.model)
+
+    monkeypatch.setattr(healer, "heal_pass", in_vain)
+    losses = [loop.step(with_guard, [b]) for b in batches(bad=(BAD,))]
+    with_guard.close()
+    assert [i for i, v in enumerate(losses) if not torch.isfinite(v)] == [BAD]
+    assert with_guard.guard.tally.updates == N - 1
+
+
 def test_outputs_that_are_infinite_on_purpose_are_left_alone() -> None:
     class Masked(Net):
         def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -424,7 +425,7 @@ class ExternalLoop:
         step.name_batch = self._name_batch
         held = self._calls.held_buffers()
         kept = [b.detach().clone() for b in held]
-        with self._at_work(), torch.autograd.grad_mode._unsafe_preserve_version_counter(held):
+        with self._at_work(), _unsafe_preserve_version_counter(held):
             decision = engine.judge(step)
             if decision.action.kind == "skip":  # what a later step uses is no part of this one
                 for buffer, copy in zip(held, kept, strict=True):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..captured import CapturedState
 from ..locating import Location, locate
@@ -148,13 +149,16 @@ def measure(play: Callable[[], Any], training: Training, *, lockstep: bool) -> M
 
 @contextmanager
 def as_it_was(slots: Any) -> Iterator[None]:
-    """A block after which random states and buffers are what they were before it."""
+    """A block after which random states and buffers are what they were before it, for a graph that waits, too."""
     state = CapturedState(slots)
     state.capture()
-    try:
-        yield
-    finally:
-        state.restore()
+    buffers = (module._buffers.get(key) for _, module, key in slots)
+    # to autograd, a buffer that was written is another one, whatever its values: the loop's backward pass would raise
+    with _unsafe_preserve_version_counter(tuple(b for b in buffers if b is not None and not b.is_inference())):
+        try:
+            yield
+        finally:
+            state.restore()
 
 
 class GoodBatch:
