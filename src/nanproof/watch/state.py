@@ -138,10 +138,10 @@ def _kind(series: Series, signs: Signs, step: int | None) -> tuple[Kind, str]:
     nothing = series.empty or (step is None and not series.events)
     if nothing and signs.exit_code is None and not signs.open and not signs.killed:
         return "empty", ""
+    if signs.ended and not signs.open:
+        return "finished", signs.ended
     if signs.open or (signs.open is None and signs.exit_code is None and _is_fresh(series, signs.quiet)):
         return "running", "no values yet" if nothing else ""
-    if signs.ended:
-        return "finished", signs.ended
     if signs.exit_code is not None:
         return _ended_with(signs.exit_code, series, "before its first step, " if nothing else "")
     end = _last_word(series)
