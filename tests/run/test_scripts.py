@@ -133,7 +133,7 @@ def test_loops_of_other_styles(script: str, part: int, skipped: int, batch: str,
 
 def test_ppo_uses_a_bad_rollout_again_and_again(tmp_path: Path) -> None:
     """Bare, the next sampling dies of NaN; guarded, the rollout's bad minibatches are skipped, and nothing else is."""
-    with pytest.raises((ValueError, RuntimeError), match="found invalid values|contains either `inf`"):
+    with pytest.raises((ValueError, RuntimeError), match=r"found invalid values|contains either `inf`"):
         run_bare("ppo.py", "--out", str(tmp_path / "bare"))
     run_bare("ppo.py", "--out", str(tmp_path / "without"), "--without", "2")
     ran = run_guarded("ppo.py", tmp_path / "run", "--out", str(tmp_path / "guarded"))
