@@ -45,7 +45,7 @@ def objects(*generations: int) -> Iterator[Any]:
     1
 
     Compare types, do not use `isinstance`: lazy proxies are woken up by a look at their class. The collector is off
-    meanwhile: up to torch 2.9 a tensor must not be freed while somebody else holds on to its Python object.
+    meanwhile: torch 2.7 warns when a storage is freed while somebody else holds its Python object.
     """
     with without_collector():
         for generation in generations or (None,):
