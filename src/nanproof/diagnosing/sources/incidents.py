@@ -50,7 +50,7 @@ def _facts(name: str, incident: Incident) -> Iterator[Fact]:
         yield Fact(name=flag or "loss-nan", where=where, words=str(verdict))
         if verdict.level == "input":
             samples = next((n for n in incident.notes if "sample" in n or "batch" in n or "ind" in n), "")
-            words = f"input already contained NaN or Inf: {', '.join(verdict.names[:3])}"
+            words = ": ".join(filter(None, ("input already contained NaN or Inf", ", ".join(verdict.names[:3]))))
             words += f"; {samples}" if samples else ""
             yield Fact(name="bad-leaf", value="input", where=where, words=words)
     if verdict.kind == "dead":
