@@ -192,8 +192,10 @@ class Search:
         trials = [Trial(change=c, seed=s, seed_edit=self.surface.seed(s)) for c in (change, ORIGINAL) for s in more]
         ran = self._run(trials)
         whole = [r for r in ran[: len(more)] if r.end != "cut"]
-        self._full[change.name] += whole
-        self._full.setdefault(ORIGINAL.name, []).extend(r for r in ran[len(more) :] if r.end != "cut")
+        for name, found in ((change.name, whole), (ORIGINAL.name, [r for r in ran[len(more) :] if r.end != "cut"])):
+            held = self._full.setdefault(name, [])
+            known = {r.slug for r in held}  # a change can come here twice: as a cure that fails, then as the best
+            held.extend(r for r in found if r.slug not in known)
         return len(whole) == len(more) > 0
 
     # -- its parts ---------------------------------------------------------------------------------------------------

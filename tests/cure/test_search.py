@@ -1,0 +1,54 @@
+"""The order in which a search tries things, with results that are written down here instead of trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nanproof.cure.command import read_command
+from nanproof.cure.metric import Metric
+from nanproof.cure.pool import Heard
+from nanproof.cure.search import Plan, Search
+from nanproof.cure.surface import read_surface
+from nanproof.cure.trial import Bench, Ran, Trial
+
+
+class OnlyOnItsOwnSeed:
+    """A program that every change cures on the seed it has, and on no other."""
+
+    def run(self, bench: Bench, trials: Sequence[Trial], deadline: float, heard: Heard) -> list[Ran]:
+        return [self.one(t) for t in trials]
+
+    def one(self, trial: Trial) -> Ran:
+        original = not trial.change.edits
+        value = 0.95 if trial.seed is None else 0.5
+        return Ran(
+            name=trial.change.name,
+            slug=trial.slug,
+            seed=trial.seed,
+            horizon=trial.horizon,
+            end="died" if original else "finished",
+            exit_code=0,
+            steps=100,
+            died_at=10 if original else None,
+            skipped=0,
+            spikes=0,
+            best_loss=1.0,
+            loss=0.1,
+            step_seconds=0.1,
+            seconds=1.0,
+            metric=None if original else Metric(name="accuracy", value=value, chance=0.1, target=0.9),
+            opening="a" if original else "b",
+        )
+
+
+def test_what_fails_on_other_seeds_is_no_cure_and_each_seed_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import yaml\nconfig = yaml.safe_load(open('config.yaml'))\n")
+    (tmp_path / "config.yaml").write_text("seed: 0\nmax_steps: 100\nlr: 2.0\n")
+    surface = read_surface(read_command(["python", "train.py"]), tmp_path)
+    outcome = Search(surface, Plan(out=tmp_path / "out"), OnlyOnItsOwnSeed()).run()
+    assert outcome.answer == "alive, learning"
+    tried = [line for line in outcome.lines if len(line.trials) > 1]
+    assert tried
+    for line in tried:
+        assert len(set(line.trials)) == len(line.trials) <= len(outcome.seeds)
