@@ -58,7 +58,7 @@ lint: $(READY)
 test: lint
 	$(BIN)/python -m compileall -q src # tests start hundreds of processes; none should compile it again
 	$(BIN)/python scripts/docs.py --check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # no cases, no ranks (processes that talk to each other), no browser, no campaigns, no other trainers
 SLOW := tests/cases tests/chaos tests/integrations tests/guard/test_ranks.py tests/run/test_torchrun.py \

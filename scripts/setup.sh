@@ -18,7 +18,9 @@ fi
 
 echo "setting up $venv with $("$python" --version): pinned dependencies, CPU torch; takes a minute or two the first time"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]" 2>"$venv/setup.log"; then
+install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt)
+# a Python's own pip can be years old, and takes twice as long
+if ! { "${install[@]}" "pip>=25" && "${install[@]}" -e ".[$extras]"; } 2>"$venv/setup.log"; then
   tail -5 "$venv/setup.log" >&2
   echo "error: the dependencies did not install. Next: check the network or the package index, then run make again; all output is in $venv/setup.log" >&2
   exit 2
