@@ -8,6 +8,8 @@ READY := $(VENV)/.ready
 EXTRAS := torch,ui,plots,data,gguf,fast,remote,hf,lightning,dev
 # One thread for each test worker: two workers share two cores, and results do not depend on thread count.
 export OMP_NUM_THREADS ?= 1
+# Hundreds of processes are started: none should compile again what another has imported.
+unexport PYTHONDONTWRITEBYTECODE
 SEEDS ?= 200
 MINUTES ?= 10
 SEED ?=
@@ -56,7 +58,6 @@ lint: $(READY)
 	$(BIN)/python scripts/words.py
 
 test: lint
-	$(BIN)/python -m compileall -q src # tests start hundreds of processes; none should compile it again
 	$(BIN)/python scripts/docs.py --check
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
