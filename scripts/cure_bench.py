@@ -2,6 +2,7 @@
 
 python scripts/cure_bench.py --set tune            # the ten programs that the search was tuned on
 python scripts/cure_bench.py --set held            # the ten that it never saw
+python scripts/cure_bench.py --set cases           # the four cases, ten minutes for each, without baselines
 python scripts/cure_bench.py --write               # the table of what was measured
 
 Baselines have the same candidates, trials and judge: "random order" takes single changes in random order until one
@@ -16,6 +17,7 @@ import json
 import os
 from pathlib import Path
 
+from nanproof.cases import find_all
 from nanproof.cure.command import read_command
 from nanproof.cure.judge import judge
 from nanproof.cure.kinds import propose
@@ -28,15 +30,15 @@ from nanproof.records import to_json
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = ROOT / "benchmarks" / "cure"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+SETS = ("tune", "held", "cases")
 NEW_SEEDS = (11, 12, 13)
 
 
 class Measured:
     """One program: the search, and what the baselines would have answered."""
 
-    def __init__(self, program: Path, out: Path, jobs: int, budget: float) -> None:
-        self.surface = read_surface(read_command(["python", "train.py"]), program)
+    def __init__(self, words: list[str], folder: Path, out: Path, jobs: int, budget: float) -> None:
+        self.surface = read_surface(read_command(words), folder)
         self.out, self.jobs, self.budget = out, jobs, budget
 
     def run(self, baselines: bool) -> dict[str, object]:
@@ -53,6 +55,7 @@ class Measured:
                 "answer": outcome.answer, "died_at": outcome.died_at, "winner": outcome.winner, "cures": outcome.cures,
                 "values": outcome.line.values if outcome.line else "", "trials": outcome.trials,
                 "seconds": outcome.seconds, "told": outcome.told,
+                "target": outcome.line.metrics[0].target if outcome.line and outcome.line.metrics else None,
             }  # fmt: skip
             if outcome.answer == "cured" and outcome.line is not None:
                 runs = self._on(outcome.line.change, NEW_SEEDS)
@@ -93,9 +96,40 @@ def _indented(text: str) -> None:
     print(f"    {text}", flush=True)
 
 
-def write_table(results: Path, page: Path) -> None:
+def write_tables(results: Path, page: Path) -> None:
+    write_between(page, "measured", table_of_programs(results))
+    write_between(page, "cases", table_of_cases(results / "cases"))
+
+
+def write_between(page: Path, name: str, lines: list[str]) -> None:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    write_atomic(page, f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}")
+
+
+def table_of_cases(results: Path) -> list[str]:
+    lines = [
+        "| case | dies at | answer | smallest cure | metric on 3 seeds (target) | new seeds | trials | minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for case in find_all():
+        path = results / f"{case.name}.json"
+        if not path.exists():
+            continue
+        told = json.loads(path.read_text())
+        held = f"{told['held']} of 3" if "held" in told else "–"
+        values = f"{told['values']} ({told['target']:g})" if told["values"] else "–"
+        lines.append(
+            f"| [{case.name}](cases/{case.name}.md) | {told['died_at'] or '–'} | {told['answer']} | "
+            f"{told['winner'] or '–'} | {values} | {held} | {told['trials']} | {told['seconds'] / 60:.1f} |"
+        )
+    return lines
+
+
+def table_of_programs(results: Path) -> list[str]:
     rows, sums = [], {"tune": [0, 0.0, 0, 0, 0], "held": [0, 0.0, 0, 0, 0]}
-    for split in ("tune", "held"):
+    for split in sums:
         for path in sorted((results / split).glob("*.json")):
             told = json.loads(path.read_text())
             false = told["answer"] == "cured" and told.get("held", 3) < 2
@@ -118,15 +152,24 @@ def write_table(results: Path, page: Path) -> None:
     for split, (cured, random, lr, false, count) in sums.items():
         what = "tuned on" if split == "tune" else "not tuned on"
         lines.append(f"- {what}: **{cured} of {count} cured**, {false} false; random order {random:.1f}, lr only {lr}.")
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_atomic(page, f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+    return lines
+
+
+def programs_of(split: str, out: Path) -> list[tuple[str, list[str], Path]]:
+    """Name, command and project folder of each program of a set."""
+    if split != "cases":
+        found = sorted(p for p in (PROGRAMS / split).iterdir() if (p / "train.py").exists())
+        return [(p.name, ["python", "train.py"], p) for p in found]
+    words = ("python", "-m", "{}.train", "--config-name", "original")
+    return [
+        (case.name, [w.format(case.module) for w in words], make_folder(out / "projects" / case.name))
+        for case in find_all()
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=["tune", "held"], dest="split")
+    parser.add_argument("--set", choices=SETS, dest="split")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "cure-bench")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -134,19 +177,19 @@ def main() -> None:
     parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    args.out = args.out.absolute()
-    for split in ("tune", "held") if args.split is None and not args.write else [args.split] if args.split else []:
-        for program in sorted((PROGRAMS / split).iterdir()):
-            if not (program / "train.py").exists() or (args.only and program.name not in args.only):
+    out = args.out.absolute()
+    for split in SETS if args.split is None and not args.write else [args.split] if args.split else []:
+        for name, words, folder in programs_of(split, out):
+            if args.only and name not in args.only:
                 continue
-            print(f"{program.name} …", flush=True)
-            measured = Measured(program, args.out / split / program.name, args.jobs, args.budget)
-            told = measured.run(baselines=not args.no_baselines)
+            print(f"{name} …", flush=True)
+            measured = Measured(words, folder, out / split / name, args.jobs, args.budget)
+            told = measured.run(baselines=split != "cases" and not args.no_baselines)
             print(f"  {told['told']}", flush=True)
-            make_folder(args.out / split)
-            write_atomic(args.out / split / f"{program.name}.json", json.dumps(to_json(told), indent=1))
+            make_folder(out / split)
+            write_atomic(out / split / f"{name}.json", json.dumps(to_json(told), indent=1))
     if args.write or args.split is None:
-        write_table(args.out, ROOT / "docs" / "cure.md")
+        write_tables(out, ROOT / "docs" / "cure.md")
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_every_command_that_diagnose_prints(
 
 @pytest.mark.slow
 def test_the_story(tmp_path: Path) -> None:
-    """What `make demo` shows: every stage ends as it should, and says what it is there to say."""
+    """What `nanproof case --story` shows: every stage ends as it should, and says what it is there to say."""
     case = find("radiodiff")
     told = tell_story(case, tmp_path, seed=0, tell=lambda words: None)
     assert [t.ok for t in told] == [True] * 9

@@ -95,11 +95,11 @@ def plain(tmp_path: Path, source: str, *arguments: str, name: str = "plain") -> 
         return runpy.run_path(str(script), run_name="__main__")
 
 
-def run_bare(script: str, *arguments: str) -> None:
-    """A script of the folder, as plain python runs it, within this process."""
+def run_bare(script: str, *arguments: str) -> dict[str, Any]:
+    """The globals of a script of the folder, after it ran within this process as plain python runs it."""
     with as_before():
         sys.argv = [script, *arguments]
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+        return runpy.run_path(str(SCRIPTS / script), run_name="__main__")
 
 
 def fork_ranks(work: Callable[[], object]) -> None:
@@ -118,7 +118,7 @@ def _fork_rank(work: Callable[[], object], rank: int, port: int) -> int:
     code = 1
     try:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        work()
+        kept = work()  # noqa: F841  a DDP model that is freed joins threads of gloo, which may wait for the GIL
         code = 0
     except BaseException:
         traceback.print_exc()
