@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := torch,ui,plots,data,gguf,fast,remote,hf,lightning,dev
-# One thread for each test worker: two workers share two cores, and results do not depend on thread count.
+# One thread for each test worker: they share the cores, and results do not depend on thread count.
 export OMP_NUM_THREADS ?= 1
 # Hundreds of processes are started: none should compile again what another has imported.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +20,7 @@ SEED ?=
 help:
 	@echo "make demo   set up and run the story: a training run dies, one command finds its cure, the cured run trains"
 	@echo "make test   set up, check types and style, run all tests"
-	@echo "make test-fast    tests without the cases, several ranks and the browser, for the inner loop"
+	@echo "make test-fast    tests without the slow ones (cases, ranks, browser), for the inner loop"
 	@echo "make portability  train the cases under three instruction sets and ten seeds; writes docs/cases/README.md"
 	@echo "make pages        measure the four cases again and write their pages in docs/cases"
 	@echo "make versions     run the tests under the oldest, a middle and the newest torch; writes docs/versions.md"
@@ -61,11 +61,8 @@ test: lint
 	$(BIN)/python scripts/docs.py --check
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# no cases, no ranks (processes that talk to each other), no browser, no campaigns, no other trainers
-SLOW := tests/cases tests/chaos tests/integrations tests/guard/test_ranks.py tests/run/test_torchrun.py \
-  tests/run/test_rollout.py tests/watch/test_browser.py tests/test_wheel.py tests/test_docs.py tests/test_docs_code.py
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(addprefix --ignore=,$(SLOW))
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term

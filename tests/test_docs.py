@@ -17,6 +17,8 @@ import words  # noqa: E402
 
 from support.forked import run_python  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 

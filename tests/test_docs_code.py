@@ -16,6 +16,8 @@ import pytest
 
 from nanproof.cli.shell import nanproof
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUNNABLE = ("console", "sh", "bash", "yaml", "toml", "text", "python", "py", "json", "diff")

@@ -17,6 +17,8 @@ import pytest
 from nanproof import files, journal
 from nanproof.errors import FormatError, UsageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:

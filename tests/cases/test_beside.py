@@ -15,6 +15,8 @@ from nanproof.cases import find
 from nanproof.cases.result import read_result
 from nanproof.cases.story import copy_code
 
+pytestmark = pytest.mark.slow
+
 
 def lay_out(tmp_path: Path, name: str) -> Path:
     """The package with a copy of one case's original, in which lint may write; the rest of it by links."""
@@ -35,7 +37,6 @@ def lint(folder: Path) -> str:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, check=False).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "file", "repair"),
     [

@@ -24,6 +24,8 @@ from nanproof.cli.case import command
 from nanproof.cli.explain import command as explain
 from support.trainings import Train
 
+pytestmark = pytest.mark.slow
+
 RUN = Result(
     case="radiodiff", config="original", seed=0, steps=100, first_bad_step=51, skipped=0, loss=float("nan"), metric="m",
     value=0.0, chance=0.25, target=0.6, questions=1000, first_activation=1.0, largest_activation=1e5, bad_parameters=3,
@@ -177,7 +179,6 @@ def test_every_command_that_diagnose_prints(
     assert [said for c in printed if (said := complaint(c))] == []
 
 
-@pytest.mark.slow
 def test_the_story(tmp_path: Path) -> None:
     """What `nanproof case --story` shows: every stage ends as it should, and says what it is there to say."""
     case = find("radiodiff")

@@ -19,6 +19,8 @@ from nanproof.cases.result import Result, read_result
 from nanproof.files import read_jsonl
 from support.trainings import Train, run
 
+pytestmark = pytest.mark.slow
+
 MODULE = "nanproof.cases.lora_sft.train"
 CASE = find("lora-sft")
 SMALL = "model.pretrain_steps=60"
@@ -64,7 +66,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result,
     return {n: (read_result(folder / n), list(read_jsonl(folder / n / "training_log.jsonl"))) for n in lines}
 
 
-@pytest.mark.slow
 def test_the_original_is_dead_from_its_first_line(train: Train) -> None:
     original = train("lora-sft", steps=5)
     result = original.result
@@ -74,7 +75,6 @@ def test_the_original_is_dead_from_its_first_line(train: Train) -> None:
     run("-m", "nanproof", "scan", str(original.folder / "checkpoints"))
 
 
-@pytest.mark.slow
 def test_the_wreck_is_diagnosed_from_its_folder(train: Train) -> None:
     found = diagnose(train("lora-sft", steps=5).folder)
     assert found.causes[0].name == CASE.cause
@@ -82,7 +82,6 @@ def test_the_wreck_is_diagnosed_from_its_folder(train: Train) -> None:
     assert any("weights float16, computing in float16" in x.found for x in found.checklist if x.what == "precision")
 
 
-@pytest.mark.slow
 def test_the_guarded_original_stops_and_says_where(train: Train) -> None:
     guarded = train("lora-sft", policy="default")
     place = guarded.incident["location"]
@@ -94,7 +93,6 @@ def test_the_guarded_original_stops_and_says_where(train: Train) -> None:
     assert diagnose(guarded.guard).causes[0].name == CASE.cause
 
 
-@pytest.mark.slow
 def test_the_stable_one_answers(train: Train) -> None:
     stable = train("lora-sft", "stable")
     assert stable.result.outcome == "trained", stable.result
@@ -102,7 +100,6 @@ def test_the_stable_one_answers(train: Train) -> None:
     assert stable.log[-1]["loss"] < stable.log[0]["loss"] / 2
 
 
-@pytest.mark.slow
 def test_the_advised_one_learns_too(train: Train) -> None:
     advised = train("lora-sft", "advised", steps=40)
     result = advised.result
@@ -110,7 +107,6 @@ def test_the_advised_one_learns_too(train: Train) -> None:
     assert advised.log[-1]["loss"] < advised.log[0]["loss"] / 2
 
 
-@pytest.mark.slow
 def test_a_smoke_test_before_the_run(train: Train, tmp_path: Path) -> None:
     beside = train("lora-sft", steps=5).folder.parent
     (tmp_path / "runs").symlink_to(beside)  # the smoke test finds the base model there
@@ -120,14 +116,12 @@ def test_a_smoke_test_before_the_run(train: Train, tmp_path: Path) -> None:
     assert "PASS  loss falls" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_seed_does_not_matter(several: dict[str, tuple[Result, list[dict[str, Any]]]], seed: int) -> None:
     _, log = several[f"seed-{seed}"]
     assert [(line["loss"], line["grad_norm"]) for line in log] == [(0.0, "NaN")] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("loaded", ["float16", "bfloat16", "float32"])
 def test_the_matrix_of_load_and_training(
@@ -139,7 +133,6 @@ def test_the_matrix_of_load_and_training(
     assert (result.outcome == "died") is dead, result
 
 
-@pytest.mark.slow
 def test_adapters_in_float16_divide_zero_by_zero(several: dict[str, tuple[Result, list[dict[str, Any]]]]) -> None:
     """Nothing overflows here: after one finite step Adam's eps of 1e-8, which is 0 in float16, makes NaN of them."""
     result, log = several["half-adapters"]
@@ -153,7 +146,6 @@ def questions(tokenizer: Any) -> dict[str, Any]:
     return task.collate(tokenizer, [task.encode(tokenizer, q, q.tagged) for q in drawn])
 
 
-@pytest.mark.slow
 def test_the_overflow_is_located_in_the_first_mlp() -> None:
     tokenizer = task.make_tokenizer()
     model = base.pretrain(tokenizer, 60)

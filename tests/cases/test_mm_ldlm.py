@@ -21,6 +21,8 @@ from nanproof.files import read_jsonl
 from nanproof.run.rollout import load_plan
 from support.trainings import Train, Trained, run
 
+pytestmark = pytest.mark.slow
+
 CASE = find("mm-ldlm")
 MODULE = "nanproof.cases.mm_ldlm.train"
 SMALL = ("model.depth=2", "model.streams=2")
@@ -38,7 +40,6 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
     return call
 
 
-@pytest.mark.slow
 def test_the_original_dies_while_its_loss_looks_normal(train: Train) -> None:
     original = train("mm-ldlm")
     result, log = original.result, original.log
@@ -51,7 +52,6 @@ def test_the_original_dies_while_its_loss_looks_normal(train: Train) -> None:
     assert result.bad_parameters == 0, "its gradients are zeroed, so that only the streams tell"
 
 
-@pytest.mark.slow
 def test_diagnose_names_the_cause_where_every_checkpoint_is_finite(train: Train) -> None:
     original = train("mm-ldlm")
     found = diagnose(original.folder)
@@ -60,7 +60,6 @@ def test_diagnose_names_the_cause_where_every_checkpoint_is_finite(train: Train)
     assert scan_series(original.folder / "checkpoints").ok, "finite weights, and NaN for every batch"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["strict", "default"])
 def test_the_variance_of_layer_norm_overflows(train: Train, policy: str) -> None:
     place = train("mm-ldlm", seed=1, policy=policy).incident["location"]
@@ -69,14 +68,12 @@ def test_the_variance_of_layer_norm_overflows(train: Train, policy: str) -> None
     assert "float32" in place["why"], "the streams are bfloat16, which has the same range"
 
 
-@pytest.mark.slow
 def test_the_guarded_original_ends_with_finite_weights(train: Train) -> None:
     guarded = train("mm-ldlm", seed=1, policy="default")
     assert "rolled back" in guarded.output, "skipping does not help when the weights are bad"
     assert scan_series(guarded.folder / "checkpoints").ok
 
 
-@pytest.mark.slow
 def test_the_advice_does_not_stop_the_streams(train: Train) -> None:
     """Finite or not at the end, it has learned nothing, and its streams have grown as before."""
     advised = train("mm-ldlm", "advised").result
@@ -85,7 +82,6 @@ def test_the_advice_does_not_stop_the_streams(train: Train) -> None:
     assert advised.largest_activation > 1e9 * advised.first_activation
 
 
-@pytest.mark.slow
 def test_the_stable_one_trains(train: Train) -> None:
     stable = train("mm-ldlm", "stable").result
     assert stable.outcome == "trained", stable
@@ -147,7 +143,6 @@ def test_text_can_be_the_given_and_latents_the_asked_for(tmp_path: Path, main: C
     assert all(line["latent_loss"] == line["loss"] > 0 for line in back.log)
 
 
-@pytest.mark.slow
 def test_two_processes_train_what_the_environment_says(tmp_path: Path) -> None:
     env = {"NNODES": "1", "NPROC_PER_NODE": "2", "OPTIMIZER_LR": "2e-3", "GRAD_CLIP_NORM": "0.7"}
     run("-m", MODULE, "--out", str(tmp_path / "out"), "--config-name", "stable", "--steps", "2", *SMALL, **env)

@@ -9,10 +9,11 @@ import pytest
 from nanproof.cases import find_all
 from support.trainings import run
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = str(Path(__file__).parents[2] / "scripts" / "portability.py")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [case.name for case in find_all()])
 def test_a_case_dies_and_is_healed_whatever_the_processor(tmp_path: Path, case: str) -> None:
     words = ("--cases", case, "--settings", "default", "--seeds", "3", "--out", str(tmp_path / "out"))

@@ -20,11 +20,12 @@ from nanproof.cases.settings import load
 from nanproof.files import read_jsonl
 from support.trainings import Train, run
 
+pytestmark = pytest.mark.slow
+
 MODULE = "nanproof.cases.radiodiff.train"
 CASE = find("radiodiff")
 
 
-@pytest.mark.slow
 def test_the_original_dies_of_scores_too_large_for_float16(train: Train) -> None:
     guarded = train("radiodiff", seed=1, policy="strict")
     place = guarded.incident["location"]
@@ -35,7 +36,6 @@ def test_the_original_dies_of_scores_too_large_for_float16(train: Train) -> None
     assert "verified: its inputs are good, its output is not" in said
 
 
-@pytest.mark.slow
 def test_the_original_ruins_every_parameter_and_its_checkpoints(train: Train) -> None:
     original = train("radiodiff")
     result = original.result
@@ -52,7 +52,6 @@ def test_the_original_ruins_every_parameter_and_its_checkpoints(train: Train) ->
     assert turn[1] < turn[2]
 
 
-@pytest.mark.slow
 def test_the_wreck_is_diagnosed_from_its_folder(train: Train) -> None:
     found = diagnose(train("radiodiff").folder)
     assert (found.causes[0].name, found.causes[0].confidence) == (CASE.cause, "strong")
@@ -61,7 +60,6 @@ def test_the_wreck_is_diagnosed_from_its_folder(train: Train) -> None:
     assert "no GradScaler was found; bf16 of accelerate.yaml:7 is overridden there (NP701)" in said
 
 
-@pytest.mark.slow
 def test_a_milestone_brings_its_step_and_its_schedule(tmp_path: Path, train: Train) -> None:
     original = train("radiodiff")
     milestone = str(original.checkpoints[0])
@@ -74,14 +72,12 @@ def test_a_milestone_brings_its_step_and_its_schedule(tmp_path: Path, train: Tra
     assert "healthy" in checked
 
 
-@pytest.mark.slow
 def test_the_guarded_original_keeps_its_weights_finite(train: Train) -> None:
     guarded = train("radiodiff", policy="default")
     assert "rolled back" in guarded.output
     run("-m", "nanproof", "scan", str(guarded.folder / "checkpoints"))
 
 
-@pytest.mark.slow
 def test_the_advice_hides_the_death_and_its_learning_rate_never_comes_into_force(train: Train) -> None:
     advised = train("radiodiff", "advised")
     assert all(math.isfinite(float(line["loss"])) for line in advised.log)
@@ -91,7 +87,6 @@ def test_the_advice_hides_the_death_and_its_learning_rate_never_comes_into_force
     assert advised.log[0]["lr"] > 4 * asked
 
 
-@pytest.mark.slow
 def test_the_stable_one_trains(train: Train) -> None:
     result = train("radiodiff", "stable").result
     assert result.outcome == "trained", result

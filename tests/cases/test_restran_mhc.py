@@ -21,6 +21,8 @@ from nanproof.cases.settings import load
 from nanproof.files import read_jsonl
 from support.trainings import Train, run
 
+pytestmark = pytest.mark.slow
+
 CASE = find("restran-mhc")
 MODULE = "nanproof.cases.restran_mhc.train"
 FIVE = ["mhc.pooled", "mhc.read_out", "mhc.sublayer", "mhc.write_in", "mhc.final"]
@@ -53,12 +55,10 @@ def assert_feature_map_overflows(incident: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the original
 
 
-@pytest.mark.slow
 def test_the_original_dies_of_a_feature_map_beyond_float16(train: Train) -> None:
     assert_feature_map_overflows(train("restran-mhc", seed=1, policy="strict").incident)
 
 
-@pytest.mark.slow
 def test_it_has_learned_when_it_dies_and_only_statistics_are_bad(train: Train) -> None:
     original = train("restran-mhc")
     result, log = original.result, original.log
@@ -72,7 +72,6 @@ def test_it_has_learned_when_it_dies_and_only_statistics_are_bad(train: Train) -
     assert result.bad_buffers > 0
 
 
-@pytest.mark.slow
 def test_the_checkpoint_is_not_lost(train: Train, tmp_path: Path) -> None:
     """Parameters finite, BatchNorm's statistics not: scan says so and repairs it, and the model answers again."""
     original = train("restran-mhc")
@@ -87,7 +86,6 @@ def test_the_checkpoint_is_not_lost(train: Train, tmp_path: Path) -> None:
     assert answers(repaired)
 
 
-@pytest.mark.slow
 def test_diagnose_names_the_overflow_and_not_its_consequence(train: Train) -> None:
     assert diagnose(train("restran-mhc").folder).causes[0].name == CASE.cause
 
@@ -95,7 +93,6 @@ def test_diagnose_names_the_overflow_and_not_its_consequence(train: Train) -> No
 # ---------------------------------------------------------------- under the guard
 
 
-@pytest.mark.slow
 def test_the_incident_lists_the_five_taps(train: Train) -> None:
     incident = train("restran-mhc", policy="default", steps=CASE.within).incident
     assert_feature_map_overflows(incident)
@@ -107,7 +104,6 @@ def test_the_incident_lists_the_five_taps(train: Train) -> None:
     assert taps[1]["finite_max"] > 0
 
 
-@pytest.mark.slow
 def test_nothing_bad_is_saved_under_the_guard(train: Train) -> None:
     guarded = train("restran-mhc", policy="default", steps=CASE.within)
     run("-m", "nanproof", "scan", str(guarded.folder / "checkpoints"))
@@ -117,14 +113,12 @@ def test_nothing_bad_is_saved_under_the_guard(train: Train) -> None:
 # ---------------------------------------------------------------- advised, safe, stable
 
 
-@pytest.mark.slow
 def test_the_clamps_and_the_eps_do_not_help(train: Train) -> None:
     result = train("restran-mhc", "advised").result
     assert result.outcome == "died"
     assert result.bad_parameters == 0
 
 
-@pytest.mark.slow
 def test_the_stable_one_reads_plates(train: Train) -> None:
     stable = train("restran-mhc", "stable")
     result, log = stable.result, stable.log
@@ -133,7 +127,6 @@ def test_the_stable_one_reads_plates(train: Train) -> None:
     assert log[-1]["alpha_res"] > 0.02  # streams that mix have a gradient
 
 
-@pytest.mark.slow
 def test_the_rollout_goes_from_one_stream_to_four_with_two_processes(tmp_path: Path) -> None:
     run("-m", "nanproof", "rollout", str(FOLDER / "rollout.yaml"), "--out", str(tmp_path / "rollout"))
     told = json.loads((tmp_path / "rollout" / "rollout.json").read_text())

@@ -9,6 +9,8 @@ import pytest
 from chaos.interrupted import WRITERS, Case, Stage, read_case, sample
 from nanproof import files
 
+pytestmark = pytest.mark.slow
+
 SOME = {"checkpoint": 8, "sharded checkpoint": 6, "report": 3, "incident and log": 12}
 
 

@@ -9,6 +9,8 @@ import pytest
 from chaos.numeric import Fault, Trial, check, draw
 from chaos.workers import TrialError, Workers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from chaos.reader import open_code
 from chaos.rubbish import KINDS, Piece, feed, hostile_configs, run
 
+pytestmark = pytest.mark.slow
+
 SOME = {"checkpoint": 150, "log": 80, "config": 80, "code": 80, "request": 60}
 
 

@@ -19,8 +19,9 @@ from checkpoint.test_hostile import CAP, PEAK, bare_interpreter
 from nanproof.checkpoint import scan, scan_series, scan_spread
 from nanproof.errors import UsageError
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_two_ranks_print_one_report(tmp_path: Path) -> None:
     writers.series(tmp_path / "run", "hhb")
     folder = tmp_path / "run" / "final"
@@ -87,7 +88,6 @@ def many_safetensors(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + torch.randn(MANY * 16).numpy().tobytes())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
 def test_a_hundred_thousand_tensors_stay_below_the_cap(kind: str, tmp_path: Path) -> None:

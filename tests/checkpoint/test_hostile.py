@@ -14,6 +14,8 @@ import pytest
 from checkpoint.corpus import bases, write_corpus
 from checkpoint.writers import gguf_file
 
+pytestmark = pytest.mark.slow
+
 SEED = 20_261
 CAP = 128 << 20
 
@@ -88,7 +90,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool], 
     return must, [json.loads(line) for line in run.stdout.splitlines()], canary
 
 
-@pytest.mark.slow
 def test_every_file_gets_a_verdict(outcome: tuple[dict[str, bool], list[dict[str, object]], Path]) -> None:
     must, lines, _ = outcome
     crashes = [line for line in lines if "crash" in line]
@@ -97,7 +98,6 @@ def test_every_file_gets_a_verdict(outcome: tuple[dict[str, bool], list[dict[str
     assert {line["name"] for line in lines if "name" in line} == set(must)
 
 
-@pytest.mark.slow
 def test_nothing_is_executed_written_or_imported(
     outcome: tuple[dict[str, bool], list[dict[str, object]], Path],
 ) -> None:
@@ -106,7 +106,6 @@ def test_nothing_is_executed_written_or_imported(
     assert not canary.exists()
 
 
-@pytest.mark.slow
 def test_none_is_called_healthy_that_is_not(outcome: tuple[dict[str, bool], list[dict[str, object]], Path]) -> None:
     must, lines, _ = outcome
     wrong = [
@@ -115,7 +114,6 @@ def test_none_is_called_healthy_that_is_not(outcome: tuple[dict[str, bool], list
     assert wrong == [], f"seed {SEED}"
 
 
-@pytest.mark.slow
 def test_memory_stays_below_the_cap(outcome: tuple[dict[str, bool], list[dict[str, object]], Path]) -> None:
     _, lines, _ = outcome
     starved = [line for line in lines if "more memory than there is" in str(line.get("words"))]

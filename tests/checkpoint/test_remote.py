@@ -16,7 +16,7 @@ from support.stores import Way, s3_server, s3_settings
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import argparse
 import os

@@ -16,6 +16,8 @@ from nanproof.diagnosing.described import FIELDS
 from nanproof.diagnosing.questions import QUESTIONS, Question
 from nanproof.diagnosing.text import as_text
 
+pytestmark = pytest.mark.slow
+
 FIRST = {f.name for f in load_folders()}
 FOLDERS = [f for p in sorted(PACKED.parent.glob("folders*.txt")) for f in load_folders(p)]
 OWN = [json.loads(line) for line in PACKED.with_name("incidents_own.jsonl").read_text().splitlines()]

@@ -20,6 +20,8 @@ import nanproof.guard
 from nanproof.guard.external import attach
 from support.runs import Net, digest, guarded, loss_of, make_batches, seed_everything, with_faults
 
+pytestmark = pytest.mark.slow
+
 MODULES = tuple(
     importlib.import_module(f"nanproof.guard.{m.name}") for m in pkgutil.iter_modules(nanproof.guard.__path__)
 )

@@ -15,6 +15,8 @@ from nanproof.errors import UsageError
 from support.runs import Batch, digest, loss_of, make_batches, make_run, seed_everything, with_faults
 from support.runs import Net as SmallNet
 
+pytestmark = pytest.mark.slow
+
 o = torch.optim
 OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Any]] = {
     "Adadelta": lambda p: o.Adadelta(p),

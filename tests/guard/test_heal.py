@@ -17,6 +17,8 @@ from nanproof.errors import UsageError
 from nanproof.guard.external import ExternalLoop, attach
 from support.hot import Block, Net
 
+pytestmark = pytest.mark.slow
+
 N, BAD = 12, 7
 
 

@@ -19,6 +19,8 @@ from nanproof.errors import UsageError
 from nanproof.guard import Records
 from nanproof.logs import read
 
+pytestmark = pytest.mark.slow
+
 
 def train(loggers: list[Any], bad: int = 4, steps: int = 8) -> Guard:
     torch.manual_seed(0)

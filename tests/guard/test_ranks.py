@@ -19,6 +19,8 @@ from nanproof import Guard, Policy
 from support.ranks import on_ranks
 from support.runs import Batch, Net, digest, guarded, loss_of, make_batches, seed_everything, with_faults
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["nan", "+inf", "-inf", "spike", "grad:nan", "grad:+inf", "grad:-inf", "grad:spike"]
 N, WHERE = 14, 11
 

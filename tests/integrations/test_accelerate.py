@@ -18,6 +18,8 @@ from nanproof.files import read_jsonl
 from nanproof.integrations.accelerate import guard_accelerator
 from run.launch import different, incidents, is_finite
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 

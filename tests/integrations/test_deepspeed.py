@@ -19,7 +19,7 @@ from nanproof import Policy  # noqa: E402
 from nanproof.errors import GuardStop  # noqa: E402
 from nanproof.integrations.deepspeed import guard_engine  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # those of the library itself
 
 
 @pytest.fixture(scope="module", autouse=True)

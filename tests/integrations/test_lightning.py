@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 from run.launch import different, incidents, is_finite
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning advises at length
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Lightning advises at length
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 

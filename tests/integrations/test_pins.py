@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 from nanproof.guard.data import DataSource
 from nanproof.integrations.object_patches import ObjectPatches
 
+pytestmark = pytest.mark.slow
+
 
 def test_accelerate_says_that_a_step_was_skipped_by_its_overflow_flag() -> None:
     from accelerate import Accelerator

@@ -14,7 +14,7 @@ from nanproof.integrations.ray import GuardCallback, guard_loop  # noqa: E402
 
 STEPS, BAD, POISONED, DIES = 12, 5, 8, 10
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # those of the library itself
 
 
 def train(config: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from integrations.story import Ended, on_the_page, run_all, tell
 
+pytestmark = pytest.mark.slow
+
 BAD_SAMPLE = {"Trainer": "61", "SFTTrainer": "15"}
 Ends = dict[str, tuple[Ended, Ended]]
 

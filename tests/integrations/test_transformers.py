@@ -24,6 +24,8 @@ with warnings.catch_warnings():
 
 from run.launch import different, incidents, is_finite
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 BAD = 97
 

@@ -15,6 +15,8 @@ from nanproof.linting.discover import find_files
 from nanproof.linting.engine import mentions_torch
 from nanproof.linting.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 def test_a_sample_of_the_standard_library() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import warnings; warnings.simplefilter("ignore")
 import torch, nanproof

@@ -18,6 +18,8 @@ from nanproof.errors import UsageError
 from nanproof.logs import Series, find_logs, follow, read
 from nanproof.logs.timeline import timeline
 
+pytestmark = pytest.mark.slow
+
 STEPS = list(range(0, 100, 10))
 
 

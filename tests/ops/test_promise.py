@@ -16,6 +16,8 @@ from torch import Tensor
 from nanproof import ops
 from nanproof.floats import format_of
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

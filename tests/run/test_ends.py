@@ -19,6 +19,8 @@ from nanproof.run.handover import hand_over
 from run.launch import Ran, guarded, incidents, is_finite, nanproof, run_guarded
 from support.forked import run_python
 
+pytestmark = pytest.mark.slow
+
 ALWAYS_BAD = """
 import torch
 torch.manual_seed(0)

@@ -9,6 +9,8 @@ import pytest
 
 from run.launch import SCRIPTS, nanproof
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = (
     "numpy", "scipy", "pandas", "matplotlib", "seaborn", "PIL", "cv2", "skimage", "sklearn", "xgboost", "lightgbm",
     "tqdm", "einops", "transformers", "datasets", "tokenizers", "accelerate", "peft", "trl", "evaluate", "diffusers",

@@ -11,6 +11,8 @@ from run.launch import different, incidents, plain, run_guarded
 from run.layouts import COMMON, FOUR, TWO
 from support.ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def train(rank: int, folder: str, scripts: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Each script without the bad batch, with it, and with it under the guard."""

@@ -19,6 +19,8 @@ from nanproof.run.rollout.engine import STATE
 from nanproof.run.rollout.start import first_plan
 from nanproof.watch.runs import find_runs
 
+pytestmark = pytest.mark.slow
+
 # a training that prints its steps; its loss falls by lr, explodes when lr is too large, and notes each start
 TRAIN = """
 import json, os, pathlib, sys, time

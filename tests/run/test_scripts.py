@@ -23,6 +23,8 @@ from run.launch import (
     skip_without_its_libraries,
 )
 
+pytestmark = pytest.mark.slow
+
 # script: the part that is left out in the run that never saw the bad sample, its batch, and the verdict's level
 LOOPS = {
     "plain.py": (7, "DataLoader batch 7 (dataset indices 56–63)", "input"),

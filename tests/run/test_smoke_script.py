@@ -17,6 +17,8 @@ from nanproof.run.program import Program
 from nanproof.run.smoke import SmokeReport, smoke_program
 from run.launch import SCRIPTS, as_before, incidents, is_finite, nanproof, skip_without_its_libraries
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import torch
 from torch import nn

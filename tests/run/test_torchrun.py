@@ -18,6 +18,8 @@ from nanproof.run.torchrun import launch
 from run.launch import SCRIPTS, different, fork_ranks, incidents, is_finite, nanproof, run_bare, run_guarded
 from support.ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",

@@ -24,6 +24,8 @@ from nanproof.watch.runs import find_runs
 from support.incidents import make_incident
 from support.pages import wait, write_log
 
+pytestmark = pytest.mark.slow
+
 EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>\'"&</script>'
 
 
