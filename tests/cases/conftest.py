@@ -23,7 +23,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     ) -> Trained:
         name = "-".join(map(str, filter(None, (case, config, f"seed{seed}", steps, policy))))
         folder, guard, said = root / name, root / f"{name}-guard", root / f"{name}.txt"
-        with FileLock(root / f"{case}.lock"):  # by case: runs of lora-sft share a base model
+        lock = case if case == "lora-sft" else name  # runs of lora-sft share a base model
+        with FileLock(root / f"{lock}.lock"):
             if not said.exists():
                 program = find(case).command(config, seed=seed, steps=steps, out=folder)[1:]
                 guarded = ("-m", "nanproof", "run", "--policy", str(policy), "--run-dir", str(guard))

@@ -58,6 +58,8 @@ FRAGMENTS = (
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=40))
 def test_code_put_together_at_random(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
     """No rule fails on it, and what Python cannot parse is said not to be linted."""
-    file = tmp_path_factory.getbasetemp() / "random.py"
+    folder = tmp_path_factory.getbasetemp() / "random"  # not beside the folders of other tests: configs look around
+    folder.mkdir(exist_ok=True)
+    file = folder / "random.py"
     file.write_text("import torch\n" + "".join(parts), newline="")
     assert open_code(str(file)) == "not clean"
