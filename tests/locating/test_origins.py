@@ -417,3 +417,22 @@ def test_a_step_that_a_bad_value_ends_with_an_error_is_located() -> None:
 def test_an_error_without_a_bad_value_stays_the_users() -> None:
     with pytest.raises(UsageError, match="cannot be multiplied"):
         nanproof.locate(lambda m, b: m(b[:, :2]).mean(), model=nn.Linear(4, 4), batch=torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("how", ["out=", "copy_"])
+def test_what_memory_held_before_it_was_written_over_is_no_input(how: str) -> None:
+    """Fresh memory holds anything, NaN too; the operation that writes there has not read it."""
+    used = torch.full((3, 2), math.nan)  # as torch.empty may return it
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            if how == "out=":
+                torch.log(batch["count"], out=used)  # with out
+            else:
+                used.copy_(torch.log(batch["count"]))  # copied
+        return nn.functional.mse_loss(model(batch["x"]), used)
+
+    batch = {"x": torch.randn(3, 4), "count": torch.tensor([[1.0, 4.0], [0.0, 2.0], [3.0, 1.0]])}
+    found = nanproof.locate(step, model=nn.Linear(4, 2), batch=batch)
+    assert (found.op, found.phase, found.verified) == ("log", "forward", True)
+    assert found.line == line_of("with out" if how == "out=" else "copied")

@@ -58,7 +58,7 @@ def test_the_dead_phase_of_a_resumed_run() -> None:
     assert story.outcome == "dead"
     assert story.dead is not None
     assert story.dead.numbers["steps"] == 97_900
-    assert "98 % of the steps after 92,261" in story.dead.text
+    assert "(98 % of the steps since the resume at 92,261)" in story.dead.text
     assert story.first is not None
     assert story.first.kind == "nonfinite"
     assert story.first.step == 92_261 + 2_000

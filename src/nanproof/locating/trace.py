@@ -23,6 +23,8 @@ from .values import INF, NAN, Stack, current_stack, floats_in, key_of, kind_of, 
 
 # they write their running statistics in place, which their schemas do not say
 _WRITES_UNSAID = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+# they write over what a tensor held without reading it, which their schemas do not say either
+_OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "log_normal_", "cauchy_"})
 # operations that make a finite value of an infinite one without being told to: x / inf is 0
 _SWALLOWS = frozenset(
     {
@@ -58,7 +60,15 @@ class Operation:
     mutates: bool
     changes: bool
     written: list[tuple[int, str]]
+    unread: list[tuple[int, str]]
+    """What is written without being read: whatever garbage it held before is no input."""
     empty: bool
+
+    def inputs(self, args: Any, kwargs: Any) -> list[Tensor]:
+        """The values that a call reads."""
+        positions, names = {i for i, _ in self.unread}, {n for _, n in self.unread}
+        read = [a for i, a in enumerate(args) if i not in positions]
+        return floats_in((read, {k: v for k, v in kwargs.items() if k not in names}))
 
 
 _known: dict[Any, Operation] = {}
@@ -73,8 +83,9 @@ def operation_of(function: Any) -> Operation:
         written = [
             (i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
         ]
+        unread = [(i, n) for i, n in written if schema.arguments[i].is_out or name in _OVERWRITES]
         found = _known[function] = Operation(
-            name, function.namespace, schema.is_mutable, schema.is_mutable or name in _WRITES_UNSAID, written,
+            name, function.namespace, schema.is_mutable, schema.is_mutable or name in _WRITES_UNSAID, written, unread,
             name.startswith(("empty", "new_empty")),
         )  # fmt: skip
     return found
@@ -251,7 +262,7 @@ class Trace(ReplayMode):
             for t in floats_in((args, kwargs))
             if id(t) in written and t.nbytes <= _KEPT_BEFORE
         }
-        seen = [(kind_of(t), key_of(t), copies.get(id(t), t)) for t in floats_in((args, kwargs))]
+        seen = [(kind_of(t), key_of(t), copies.get(id(t), t)) for t in op.inputs(args, kwargs)]
         complete = len(copies) == len(written)
         return seen, tree_map(lambda v: copies.get(id(v), v), args) if complete else None
 
@@ -302,7 +313,7 @@ class Trace(ReplayMode):
                 if not op.mutates or o.numel() * o.element_size() >= _storage_bytes(o):
                     self.producer.pop(key, None)  # all of that memory is good now; of a slice we do not know
                 continue
-            known = before if before is not None else [(kind_of(t), key_of(t), t) for t in floats_in((args, kwargs))]
+            known = before if before is not None else [(kind_of(t), key_of(t), t) for t in op.inputs(args, kwargs)]
             self._record(call, function, op, shown, kwargs, known, o, kind, node, seq, stack, site)
 
     def _taint(self, op: Operation, key: int, inside: dict[int, Tensor]) -> None:

@@ -9,7 +9,7 @@
 >>> print(story.first.text)
 loss is NaN since step 40; the last finite value was 2 at step 39
 >>> print(story.dead.text)
-loss is NaN for 60 steps, to the end: 60 % of the steps after 0
+loss stays NaN for the last 60 steps (60 % of the run)
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def state_of(series: Series, signs: Signs) -> RunState:
         count = len(column) - first
         since = int(column.steps[first])
         many = f"{count:,} logged values, the last at step {int(column.steps[-1]):,}" if count > 1 else "the last value"
-        said = f"{column.name} is {word(column.values[-1])} since step {since:,} ({many})"
+        said = f"{column.name} is {_nonfinite(column, first)} ({many})"
         if not _answered(series, column, first):
             still = "; it is still running" if signs.open else ""
             kind, why = "died", f"{said}{still}"
@@ -126,6 +126,17 @@ def word(value: float) -> str:
     ('NaN', '-Inf')
     """
     return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+
+
+def _nonfinite(column: Column, first: int) -> str:
+    """What it is since when; an overflow is often Inf for a step, and NaN from the next one on."""
+    words, steps = [word(v) for v in column.values[first:]], column.steps[first:]
+    began, last = int(steps[0]), words[-1]
+    change = next((i for i, w in enumerate(words) if w == last), 0)
+    if set(words[change:]) != {last}:
+        return f"{' or '.join(sorted(set(words)))} since step {began:,}"
+    since = f"{last} since step {int(steps[change]):,}"
+    return f"{words[0]} since step {began:,}, {since}" if change else since
 
 
 def _answered(series: Series, column: Column, first: int) -> bool:

@@ -163,9 +163,12 @@ def _dead(series: Series, column: Column, index: int) -> Moment | None:
     length, whole = last - began + max(gap, 1), max(1, last - segment.first_step + max(gap, 1))
     share = min(1.0, length / whole)
     numbers = {"steps": float(length), "share": share, "points": float(len(bad) - first)}
-    text = f"{column.name} is {show(float(column.values[mine][-1]))} for {many(length, series.unit)}, to the end"
-    if len(bad) - first > 1:
-        text += f": {100 * share:.0f} % of the {series.unit}s after {segment.first_step:,}"
+    values = column.values[mine][first:]
+    named = " or ".join(dict.fromkeys(show(float(v)) for v in values[::-1]))  # often Inf, then NaN
+    text = f"{column.name} stays {named} for the last {many(length, series.unit)}"
+    if len(values) > 1:
+        part = f"{series.unit}s since the resume at {segment.first_step:,}" if index else "run"
+        text += f" ({100 * share:.0f} % of the {part})"
     seconds = _seconds(series, int(rows[first]), int(rows[-1]))
     if seconds > 60:
         numbers["seconds"] = seconds
