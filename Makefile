@@ -15,7 +15,7 @@ MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes loops heal portability pages versions wheel docs release-check setup clean pictures foresight
+.PHONY: help demo test pytest test-fast coverage lint bench cure-bench chaos fuzz load peers engines soak spikes loops heal portability pages versions wheel docs release-check setup clean pictures foresight
 
 help:
 	@echo "make demo   set up and run the story: a training run dies, one command finds its cure, the cured run trains"
@@ -25,7 +25,7 @@ help:
 	@echo "make pages        measure the four cases again and write their pages in docs/cases"
 	@echo "make versions     run the tests under the oldest, a middle and the newest torch; writes docs/versions.md"
 	@echo "make coverage     all tests, and the lines that none of them runs"
-	@echo "make lint   ruff, mypy --strict, and the words that are not used here"
+	@echo "make lint   ruff, mypy --strict, the words that are not used here, and whether docs/ is up to date"
 	@echo "make bench  measure the cost side by side, as ratios"
 	@echo "make cure-bench   cure twenty dying programs, beside two baselines; writes docs/cure.md"
 	@echo "make chaos  the fault-injection campaign (SEEDS=2000 a longer one, SEED=numeric:17 one trial again)"
@@ -56,9 +56,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/words.py
-
-test: lint
 	$(BIN)/python scripts/docs.py --check
+
+test: $(READY)
+	@$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)

@@ -25,7 +25,7 @@ from ..rng import random_states
 from ..tensors import is_finite, tensors_in
 from .data import DataSource, address_of, describe_batch
 from .guard import Guard
-from .left_out import FOLLOWS, Calls
+from .left_out import Calls
 from .optimizer_groups import Members, OptimizerGroup
 from .readback import Signals
 from .rng_tracking import RngTracking
@@ -427,7 +427,7 @@ class ExternalLoop:
         kept = [b.detach().clone() for b in held]
         with self._at_work(), _unsafe_preserve_version_counter(held):
             decision = engine.judge(step)
-            if decision.action.kind == "skip" and FOLLOWS:  # what a later step uses is no part of this one
+            if decision.action.kind == "skip":  # what a later step uses is no part of this one
                 for buffer, copy in zip(held, kept, strict=True):
                     buffer.detach().copy_(copy)
         if engine.groups.several and step.signals.losses:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -34,6 +35,8 @@ class ForwardCapture:
         self._several = False
         self._gradients: dict[int, Tensor] = {}
         self._outputs = 0
+        self._hooks: list[weakref.ref[Hook]] = []
+        """On its outputs; they live as long as the graph behind them."""
         self._backward: tuple[str, int, str] = ("", 0, "")
         self._node = ""
         self.reached = False
@@ -66,11 +69,17 @@ class ForwardCapture:
         for i, tensor in enumerate(found):
             hook = Hook(functools.partial(self._keep, i), self._cannot_keep)
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooks.append(weakref.ref(hook))
 
     @property
     def hooked(self) -> bool:
         """Whether a backward pass would be heard of."""
         return self._outputs > 0
+
+    @property
+    def held(self) -> bool:
+        """Whether the loop still holds an output with its graph, so that a backward pass can come by."""
+        return any(hook() is not None for hook in self._hooks)
 
     @classmethod
     def of_several(cls) -> ForwardCapture:

@@ -123,9 +123,7 @@ class Calls:
 
     def held_buffers(self) -> tuple[Tensor, ...]:
         """The buffers of modules whose output the loop still holds, for a backward pass to come: a generator's."""
-        calls = [c for c in (*self._waiting, *self._now) if c.module is not None and not c.used]
-        if FOLLOWS:
-            calls = [c for c in calls if any((t := ref()) is not None and t.grad_fn is not None for ref in c.outputs)]
+        calls = [c for c in (*self._waiting, *self._now) if c.capture.held and not c.used]
         return tuple(b for c in calls if c.module is not None for b in c.module.buffers())
 
     def _count(self, call: Call) -> None:
