@@ -65,7 +65,7 @@ pytest: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term

@@ -14,6 +14,8 @@ import torch
 
 from nanproof.cli.shell import nanproof
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
 TRAIN = """

@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 
 from nanproof.cli.shell import _was_interrupted
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

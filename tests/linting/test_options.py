@@ -12,6 +12,8 @@ import yaml
 
 from nanproof.linting.gitignore import compile_lines, decide
 
+pytestmark = pytest.mark.slow
+
 UNSTABLE = """import torch
 
 

@@ -21,6 +21,8 @@ from nanproof.logs import Series, find_logs, read
 from nanproof.logs.timeline import timeline
 from nanproof.records import to_json
 
+pytestmark = pytest.mark.slow
+
 SEED, FILES = 20_262, 400
 
 

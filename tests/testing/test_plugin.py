@@ -14,6 +14,8 @@ from torch.nn.modules import module as torch_module
 
 from nanproof.testing import FiniteWatch
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 TESTS = """
