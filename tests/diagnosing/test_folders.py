@@ -115,6 +115,17 @@ def test_a_config_that_harden_wrote_after_the_run_was_not_in_force(tmp_path: Pat
     assert (lr.value, lr.clash) == ("0.001 (c.yaml:1)", "")
 
 
+def test_code_that_harden_wrote_after_the_run_was_not_in_force(tmp_path: Path) -> None:
+    for name, rate in (("train.py", 0.05), ("train_stable.py", 0.025)):
+        text = f"import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default={rate})\n"
+        (tmp_path / name).write_text(text + "opt = torch.optim.Adam(model.parameters(), lr=p.parse_args().lr)\n")
+    (tmp_path / "train.log").write_text("step 1 loss 2.0 lr 0.05\nstep 2 loss nan lr 0.05\n")
+    for name, when in (("train.py", 1_000), ("train.log", 2_000), ("train_stable.py", 3_000)):
+        os.utime(tmp_path / name, (when, when))
+    (lr,) = [h for h in diagnose(tmp_path).in_force if h.setting == "lr"]
+    assert lr.clash == ""
+
+
 def test_fp16_by_a_config_key_without_a_scaler(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("lr: 0.0003\namp_dtype: fp16\nbatch_size: 8\n")
     (tmp_path / "train.py").write_text(

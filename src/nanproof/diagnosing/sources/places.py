@@ -102,7 +102,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
         root=root,
         logs=tuple(sorted(logs, key=lambda log: -log.modified)),
         configs=tuple(f for f in every if _may_be_config(f, other) and not _came_later(f, logs)),
-        code=tuple(f for f in every if f.suffix == ".py"),
+        code=tuple(f for f in every if f.suffix == ".py" and not _came_later(f, logs)),
         notebooks=tuple(f for f in every if f.suffix == ".ipynb"),
         history=tuple(f for f in every if _HISTORY.fullmatch(f.name)),
         checkpoints=tuple(checkpoints),
@@ -213,7 +213,7 @@ def _may_be_config(file: Path, other: set[Path]) -> bool:
 
 
 def _came_later(file: Path, logs: Sequence[LogFile]) -> bool:
-    """Whether harden wrote this config beside the one of the run after the run had ended: it was never in force."""
+    """Whether harden or lint wrote this file beside that of the run after the run had ended: it was never in force."""
     stem = file.stem.removesuffix("_stable")
     if stem == file.stem or not file.with_name(f"{stem}{file.suffix}").exists() or not logs:
         return False
