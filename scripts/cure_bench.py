@@ -98,18 +98,25 @@ def _indented(text: str) -> None:
 
 def write_tables(results: Path, page: Path) -> None:
     write_between(page, "measured", table_of_programs(results))
-    write_between(page, "cases", table_of_cases(results / "cases"))
+    if (results / "cases").is_dir():
+        write_between(page, "cases", table_of_cases(results / "cases"))
 
 
 def write_between(page: Path, name: str, lines: list[str]) -> None:
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = page.read_text().partition(begin)
+    text = page.read_text()
+    if begin not in text:
+        text += f"\n{begin}\n{end}\n"
+    before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     write_atomic(page, f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}")
 
 
 def table_of_cases(results: Path) -> list[str]:
     lines = [
+        "The four [cases](cases/README.md), in ten minutes each on two cores"
+        " (`python scripts/cure_bench.py --set cases`):",
+        "",
         "| case | dies at | answer | smallest cure | metric on 3 seeds (target) | new seeds | trials | minutes |",
         "|---|---|---|---|---|---|---|---|",
     ]
