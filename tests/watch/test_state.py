@@ -43,7 +43,7 @@ def run_of(path: Path) -> Run:
         ("step 20 loss nan\nstep 21 loss nan\n", "died", "loss is NaN since step 20 (2 logged values"),
         ("step 20 loss inf\nstep 21 loss nan\nstep 22 loss nan\n", "died",
          "loss is Inf since step 20, NaN since step 21 (3 logged values"),
-        ("step 20 loss nan\nstep 21 loss inf\nstep 22 loss nan\n", "died", "loss is Inf or NaN since step 20 (3 "),
+        ("step 20 loss nan\nstep 21 loss inf\nstep 22 loss nan\n", "died", "loss is NaN or Inf since step 20 (3 "),
     ],
 )  # fmt: skip
 def test_what_a_log_says_of_its_end(tmp_path: Path, end: str, kind: str, words: str) -> None:

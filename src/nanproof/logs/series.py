@@ -32,6 +32,16 @@ EventKind = Literal[
 ]  # fmt: skip
 
 
+def nonfinite_kinds(values: Floats) -> list[str]:
+    """What occurs among values that are not finite.
+
+    >>> nonfinite_kinds(np.array([1.0, float("inf"), float("nan")]))
+    ['NaN', 'Inf']
+    """
+    found = (("NaN", np.isnan(values)), ("Inf", values == np.inf), ("-Inf", values == -np.inf))
+    return [name for name, where in found if where.any()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Column:
     """One quantity over the run. Arrays of equal length, in the order of the log."""

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from ..errors import GuardStop
-from ..logs.series import Column, Event, Series
+from ..logs.series import Column, Event, Series, nonfinite_kinds
 
 Kind = Literal["running", "finished", "died", "stopped", "interrupted", "stale", "empty"]
 FRESH = 10.0  # seconds in which a log of unknown rhythm gets its next line
@@ -130,13 +130,14 @@ def word(value: float) -> str:
 
 def _nonfinite(column: Column, first: int) -> str:
     """What it is since when; an overflow is often Inf for a step, and NaN from the next one on."""
-    words, steps = [word(v) for v in column.values[first:]], column.steps[first:]
-    began, last = int(steps[0]), words[-1]
-    change = next((i for i, w in enumerate(words) if w == last), 0)
-    if set(words[change:]) != {last}:
-        return f"{' or '.join(sorted(set(words)))} since step {began:,}"
+    values, steps = column.values[first:], column.steps[first:]
+    began, last = int(steps[0]), word(values[-1])
+    same = np.isnan(values) if last == "NaN" else values == values[-1]
+    change = int(np.argmax(same))
+    if not same[change:].all():
+        return f"{' or '.join(nonfinite_kinds(values))} since step {began:,}"
     since = f"{last} since step {int(steps[change]):,}"
-    return f"{words[0]} since step {began:,}, {since}" if change else since
+    return f"{word(values[0])} since step {began:,}, {since}" if change else since
 
 
 def _answered(series: Series, column: Column, first: int) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..names import Role
-from ..series import Column, Floats, Series
+from ..series import Column, Floats, Series, nonfinite_kinds
 from .moment import Moment, MomentKind, at, many, show, span
 
 # Of several that turn bad in one row, the cause comes before its consequences: a bad part makes a bad loss makes bad
@@ -59,7 +59,7 @@ def _nonfinite(series: Series, column: Column) -> Moment | None:
         numbers["lr"] = rate[0]
     if stretches > 1 and not bad[-1]:
         some = ", ".join(f"{s:,}" for s in column.steps[bad][:4].tolist()) + (", …" if count > 4 else "")
-        word = word if len({show(v) for v in column.values[bad].tolist()}) == 1 else "not finite"
+        word = word if len(nonfinite_kinds(column.values[bad])) == 1 else "not finite"
         text = f"{column.name} is {word} at {many(count, 'point')} ({series.unit}s {some}) and finite between"
     elif stretches > 1:
         text = f"{column.name} is {word} first at {at(series, step)}, {many(stretches, 'time')} in all, and at the end"
@@ -164,8 +164,7 @@ def _dead(series: Series, column: Column, index: int) -> Moment | None:
     share = min(1.0, length / whole)
     numbers = {"steps": float(length), "share": share, "points": float(len(bad) - first)}
     values = column.values[mine][first:]
-    named = " or ".join(dict.fromkeys(show(float(v)) for v in values[::-1]))  # often Inf, then NaN
-    text = f"{column.name} stays {named} for the last {many(length, series.unit)}"
+    text = f"{column.name} stays {' or '.join(nonfinite_kinds(values))} for the last {many(length, series.unit)}"
     if len(values) > 1:
         part = f"{series.unit}s since the resume at {segment.first_step:,}" if index else "run"
         text += f" ({100 * share:.0f} % of the {part})"
