@@ -96,6 +96,20 @@ def test_what_a_script_skips_itself_is_counted_and_named(
     assert caplog.text.count(said) == 1
 
 
+def test_tensors_without_memory_do_not_end_the_guard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """torch.compile leaves fake tensors in the heap, where losses are searched for."""
+    fake = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    traced = torch.ones((), requires_grad=True) * 2
+shapes = torch.ones((), requires_grad=True, device="meta") * 2
+"""
+    ran = guarded(tmp_path, HEAD.format(row="29, 1", value='float("nan")') + fake + BEFORE_BACKWARD)
+    (account,) = ran.outcome.guarded
+    assert (account["steps"], account["discarded"]) == (11, 1)
+    assert "guard-failed" not in caplog.text
+
+
 def test_calls_that_are_used_later_or_are_finite_are_not_counted(tmp_path: Path) -> None:
     """A generator's output waits while the discriminator steps; an evaluation with gradients is no step."""
     source = """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from ..tensors import local_values, tensors_in
+from ..tensors import local_values, parts_of, tensors_in
 
 
 def absmax(tensor: Tensor) -> Tensor:
@@ -24,8 +24,12 @@ def absmax(tensor: Tensor) -> Tensor:
 
 
 def level_flag(value: Any) -> Tensor | None:
-    """True on the device when any floating tensor within is not finite; None when there is none to look at."""
-    found = [absmax(t) for _, t in tensors_in(value) if t.is_floating_point() or t.is_complex()]
+    """True on the device when any floating tensor within is not finite; None when there is none to look at.
+
+    A tensor without memory (meta, or fake as `torch.compile` leaves them behind) has no values that could be bad.
+    """
+    parts = [p for _, t in tensors_in(value) for p in parts_of(t)]
+    found = [absmax(p) for p in parts if p.is_floating_point()]
     return ~torch.isfinite(torch.stack(found)).all() if found else None
 
 
