@@ -15,7 +15,8 @@ from .jsonform import from_json, to_json
 Phase = Literal["forward", "backward", "leaf", "outside"]
 Mechanism = Literal[
     "range-overflow", "underflow", "pole", "invalid", "where-gradient", "masked-row", "empty-reduction", "bad-leaf",
-    "uninitialized", "communication", "compiled-only", "outside-dispatcher", "unknown",
+    "uninitialized", "communication", "compiled-only", "loss-expression", "outside-dispatcher",
+    "unknown",
 ]  # fmt: skip
 
 ADVICE: Mapping[str, str] = {
@@ -30,6 +31,7 @@ ADVICE: Mapping[str, str] = {
     "uninitialized": "initialize it: torch.zeros, torch.full, or nn.init for a parameter",
     "communication": "look at the other ranks: the value was bad in what they sent, or its sum left the dtype's range",
     "compiled-only": "run this module eagerly (torch.compiler.disable) and report it to PyTorch",
+    "loss-expression": "look at what is computed between the model's output and the loss, and what else goes into it",
     "outside-dispatcher": "it comes from code that torch does not see (numpy, C++): check what that code returns",
     "unknown": "look at the inputs",
 }

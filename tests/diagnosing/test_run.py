@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,6 +145,39 @@ def test_what_locate_proved_decides(tmp_path: Path) -> None:
     assert "masked-row in _softmax at model.py:31" in evidence(found)
     assert "incident incidents/412" in evidence(found)
     assert found.timeline[0].when == "step 412"
+
+
+TRAIN = """
+import torch
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.{optimizer}(model.parameters(), lr={lr})
+for i in range(30):
+    x = torch.full((8, 4), float(i != 9))
+    loss = (model(x).square() + torch.log(x[:, :1])).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+"""
+
+
+def test_a_guarded_run_is_told_by_its_own_script_and_by_what_its_replay_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script is that of run.json, others beside it are not read; the loss broke, not the batch."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAIN.format(optimizer="Adam", lr="3e-4"))
+    Path("other.py").write_text(TRAIN.format(optimizer="SGD", lr="1e3"))
+    Path("model.py").write_text("WIDTH = 4\n")
+    words = [sys.executable, "-m", "nanproof", "run", "--run-dir", "runs/a", "train.py"]
+    subprocess.run(words, check=True, capture_output=True)
+    for folder in (".", "runs/a"):
+        found = diagnose(folder)
+        assert [s.value for s in found.in_force if s.setting == "optimizer"] == ["adam (train.py:4)"]
+        assert found.causes[0].name == "unstable-op"
+        assert "the model's output is finite, the loss is not" in evidence(found)
+        assert any("other.py" in note for note in found.notes)
+    assert found.causes[0].commands[0] == "nanproof locate runs/a/incidents/000010"
+    record = Path("runs/a/incidents/000010/incident.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "location": None}))
+    assert not any(c.startswith("nanproof locate") for cause in diagnose(".").causes for c in cause.commands)
 
 
 def test_a_checkpoint_that_was_bad_from_the_start_is_the_cause(tmp_path: Path) -> None:

@@ -379,8 +379,19 @@ def test_a_loop_without_closure_is_located_too(tmp_path: Path, mode: str) -> Non
     assert place["line"] in lines
     assert place["phase"] == ("forward" if mode == "forward" else "backward")
     if mode == "between":
-        assert place["op"] == "SqrtBackward0"
-        assert "between the model's output and the loss" in place["why"]
+        assert (place["op"], place["mechanism"]) == ("sqrt", "loss-expression")
+
+
+def test_a_loss_is_located_whose_bad_term_has_no_gradient(tmp_path: Path) -> None:
+    model = Deep()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path)
+    for x in (torch.ones(2, 8), torch.zeros(2, 8)):
+        guard.backward((model(x).square() + torch.log(x)).mean())
+        guard.step()
+    record = json.loads(next((tmp_path / "incidents").iterdir()).joinpath("incident.json").read_text())
+    place = record["location"]
+    assert (place["phase"], place["mechanism"]) == ("forward", "loss-expression")
+    assert "guard.backward(" in Path(__file__).read_text().splitlines()[place["line"] - 1]
 
 
 def test_batch_norm_is_not_blamed_for_the_infinity_that_it_was_given() -> None:

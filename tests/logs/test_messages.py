@@ -83,6 +83,18 @@ def test_a_message_with_numbers_is_a_record_as_well() -> None:
     assert [(e.kind, e.step, e.line) for e in series.events] == [("skip", 500, 2)]
 
 
+def test_what_the_guard_says_on_the_console_is_an_event_and_no_metric() -> None:
+    series = read_text(
+        "step 108: loss 2.5\nnanproof: step 110: nonfinite loss -inf → skip (the update would have been harmful); runs/a/incidents/000110\n"
+        "step 109: loss -inf\n[rank1]: nanproof: step 1,200: spike in loss: 9.5 → rollback (three in a row)\nstep 110: loss 2.4\n"
+        "nanproof: 300 steps, 299 updates, 1 skipped\n  why: 1 × nonfinite loss\n  next: nanproof diagnose runs/a\n  loss: nan\n"
+    )
+    assert points(series.loss) == [(108, 2.5), (109, float("-inf")), (110, 2.4), (110, "nan")]
+    assert [(e.kind, e.step, e.line) for e in series.events] == [("nan", 110, 2), ("rollback", 1200, 4)]
+    assert len(series.segments) == 1  # the script counts from 0, the guard from 1
+    assert [name for name in series.columns if "loss" in name] == ["loss"]
+
+
 def test_a_traceback_is_one_event_with_its_innermost_line() -> None:
     series = read_text(
         "step 1: loss 2.5\n[rank0]: Traceback (most recent call last):\n"

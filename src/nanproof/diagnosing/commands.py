@@ -16,15 +16,16 @@ import importlib.util
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.hardening import harden
-from ..config.launch import programs
 from ..errors import NanproofError
 from ..linting import lint
 from .evidence import Fact
-from .sources.typed import typed_commands
+from .sources.part import name_in
+from .sources.typed import scripts
 
 if TYPE_CHECKING:
     from .run import Run
@@ -77,9 +78,11 @@ class Commands:
         run = self._run
         if run is None:
             return
-        for incident in run.places.incidents[:1]:
-            if any(f.where.startswith("incident ") for f in facts):
-                yield f"nanproof locate {_path(incident.parent)}"
+        if any(f.where.startswith("incident ") for f in facts):
+            located = {f.where for f in run.part.facts if f.name == "located-op"}
+            folders = (i.parent for i in run.places.incidents)
+            shown = (f for f in folders if f"incident {name_in(run.places.root, f)}" in located)
+            yield from (f"nanproof locate {_path(folder)}" for folder in islice(shown, 1))
         yield from self._lint(facts)
         if name in FROM_DATA:
             names = [str(f.value) for f in run.part.facts if f.name == "data-file"]
@@ -128,12 +131,9 @@ class Commands:
         """Scripts with the arguments that they were started with, then training scripts without any."""
         assert self._run is not None
         places = self._run.places
-        for source in typed_commands(places):
-            for name, arguments in programs(source):
-                around = (places.root / name, places.root / Path(source.path).parent / name)
-                script = next((p for p in around if p.is_file()), None)
-                if script is not None and not any(c in word for word in arguments for c in "$`"):
-                    yield script, arguments
+        for script, arguments in scripts(places):
+            if not any(c in word for word in arguments for c in "$`"):
+                yield script, arguments
         for script in sorted(places.code, key=lambda p: (len(p.parts), not p.name.startswith("train"), p.name)):
             if script.stem.startswith(("train", "main", "finetune", "pretrain", "run")):
                 yield script, []

@@ -44,7 +44,7 @@ from .sources.incidents import read_incidents
 from .sources.logs import rate_in_force, read_logs
 from .sources.part import Part, join, name_in, shorten
 from .sources.places import Places, find_places
-from .sources.typed import shown_commands
+from .sources.typed import of_its_script, shown_commands
 from .useless import find_useless
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Run:
 
 def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
     """Read all that is there. ``gpu`` is what the user said about it."""
-    places = find_places(paths)
+    places = of_its_script(find_places(paths))
     root = places.root
     failed: list[Looked] = []
 

@@ -78,7 +78,7 @@ class AutoLocate:
                 loss=float(culprit.loss) if culprit.closure is not None and culprit.loss is not None else None,
             )
             if culprit.closure is None and not found.reproduced:
-                found = culprit.capture.between() or found
+                found = culprit.capture.between(culprit.loss) or found
         except Exception as error:
             log.warning("nanproof: the bad step could not be located: %s: %s", type(error).__name__, error)
             return None

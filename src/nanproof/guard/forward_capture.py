@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..locating import Location
+from ..location import Location, call_name
 from ..tensors import device_kinds, is_finite, tensors_in
 from .hooks import Hook
 
@@ -153,15 +153,19 @@ class ForwardCapture:
 
         return play
 
-    def between(self) -> Location | None:
-        """The culprit when the model's outputs were good and the gradient that came back to them was not."""
-        if not self._outputs_were_good or not any(not is_finite(g) for g in self._gradients.values()):
+    def between(self, loss: Any) -> Location | None:
+        """The culprit when the model's outputs were good, and the loss or the gradient that came back was not."""
+        came_back = all(is_finite(g) for g in self._gradients.values())
+        good = came_back and not (isinstance(loss, Tensor) and not is_finite(loss))
+        if not self._outputs_were_good or good:
             return None
         file, line, function = self._backward
-        note = "the model's output is finite, the gradient that came back is not: look at the loss expression"
+        bad = "loss" if came_back else "gradient that came back"
+        op = call_name(self._node)
         return Location(
-            reproduced=True, phase="backward", op=self._node, file=file, line=line, function=function,
-            why=f"between the model's output and the loss, whose last operation is {self._node}", notes=(note,),
+            reproduced=True, phase="forward" if came_back else "backward", op=op, file=file, line=line,
+            function=function, mechanism="loss-expression",
+            why=f"the model's output is finite, the {bad} is not; the last operation of the loss is {op}",
         )  # fmt: skip
 
 

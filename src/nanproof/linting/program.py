@@ -119,6 +119,10 @@ class Program:
         """The files that import this one directly; by absolute path."""
         return self._importers.get(name, set())
 
+    def reached_from(self, *starts: Path) -> set[Path]:
+        """The files that these import, directly or not, and these themselves; by absolute path."""
+        return {Path(name) for name in _reach({str(s.absolute()) for s in starts} & set(self._files), self._imports)}
+
     def _together(self, here: str) -> frozenset[str]:
         if len(self._files) < 2 or here not in self._files:
             return frozenset()

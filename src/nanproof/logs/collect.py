@@ -179,11 +179,11 @@ class Collector:
 
     def event(
         self, kind: EventKind, text: str, *, name: str = "", step: int | None = None, line: int | None = None,
-        details: Mapping[str, str] | None = None,
+        details: Mapping[str, str] | None = None, counts: bool = True,
     ) -> None:  # fmt: skip
-        """Something that happened; it stands at the last step unless it names one."""
+        """Something that happened; it stands at the last step unless it names one, which may be counted otherwise."""
         self.nonfinite_seen += kind in ("nan", "exception")
-        counted = self.pacer.unit in (None, "step") and kind in ("nan", "exception")
+        counted = counts and self.pacer.unit in (None, "step") and kind in ("nan", "exception")
         if counted and step is not None and step >= self.pacer.last:
             self.pacer.place(step, None)  # what is printed below such a line belongs to its step
         first, last = self._events.setdefault((kind, name), ([], deque(maxlen=EVENTS)))

@@ -50,6 +50,11 @@ _SETTINGS = re.compile(rb"Namespace\(|Arguments\(|Config\(|[Cc]onfig\b.{0,20}[:=
 _ACTIONS: dict[str, EventKind] = {
     "resume": "resume", "skip": "skip", "rollback": "rollback", "restore": "rollback", "stop": "stop",
 }  # fmt: skip
+# the guard of nanproof, on the console of the run that it guards: a step that it judged, or what it says in general
+_OURS = re.compile(
+    rb"^.{0,80}?\bnanproof: (?:step (?P<step>[\d,]+): (?P<what>.{1,400}?) \xe2\x86\x92 (?P<action>\w+))?"
+)
+_OURS_TOO = re.compile(rb"^  (?:why|warnings|cause|first bad|data|incidents?|next|not saved): ")
 # a line of a source file, as tracebacks quote it: what it says did not happen
 _CODE = re.compile(rb"^\s*(?:raise [A-Za-z]|File \"|assert |return |print\(|if .{1,200}:\s*$|def |import )")
 _OF = re.compile(rb"\d+\s*(?:/|of)\s*\d+")
@@ -87,6 +92,8 @@ class Desk:
         """Names as they were written first: "Loss is nan" belongs to the loss of the lines before."""
         self._nothing: set[bytes] = set()
         """Shapes of lines that say nothing; `_shape`."""
+        self._ours = False
+        """Whether the line before was the guard's."""
         self._block = False
         """Whether the line before was a record or its heading, so that lone pairs below belong to it."""
 
@@ -202,6 +209,12 @@ class Desk:
 
     def _take_piece(self, piece: bytes, number: int) -> None:
         """Read a piece; a NaN beside a metric counts, whatever the layout of its line."""
+        if b"nanproof: " in piece and (ours := _OURS.match(piece)) is not None:
+            self._take_ours(ours, piece, number)
+            return
+        self._ours = self._ours and _OURS_TOO.match(piece) is not None
+        if self._ours:
+            return
         seen = self.collector.nonfinite_seen
         self._read_piece(piece, number)
         lower = piece.lower()
@@ -276,6 +289,17 @@ class Desk:
         if found.kind in ("nan", "skip", "warning") and not self._words_only:
             self._take_told(piece)
         self._block = False
+
+    def _take_ours(self, said: re.Match[bytes], piece: bytes, number: int) -> None:
+        """What the guard did about a step is an event there; the value that it names is no metric of the script."""
+        self.release(None)
+        self._ours = True
+        step = numbers.whole((said["step"] or b"").decode().replace(",", ""))
+        if step is not None:
+            text = piece.strip().decode("utf-8", "replace")
+            kind = "nan" if said["what"].startswith(b"nonfinite") else _ACTIONS.get(said["action"].decode(), "warning")
+            name = "nan-detected" if kind == "nan" else ""
+            self.collector.event(kind, text, name=name, step=step, line=number, counts=False)
 
     def _take_told(self, piece: bytes) -> None:
         """The numbers of a message: "skipping batch 12: loss nan" is a record as well."""

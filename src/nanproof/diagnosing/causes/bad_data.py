@@ -65,6 +65,7 @@ whatever the learning rate or the precision.""",
         pro("suggests", denied("loss-explodes-before-nan"), "sudden: no growth in loss or gradient norm beforehand"),
         con("hints", denied("one-component-nan"), "all loss terms break together"),
         con("suggests", denied("same-epoch-every-run"), "it does not come back with the same batch"),
+        con("points", value("mechanism", "loss-expression"), "in a replayed step the batch was finite"),
         con("points", flag("data-clean"), "a scan of the data found nothing"),
         con("suggests", flag("scale-fell-after-nan"), "NaN goes on with other batches while the scaler skips updates"),
         con(

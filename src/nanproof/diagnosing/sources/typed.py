@@ -7,12 +7,18 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...config.launch import programs
 from ...config.loading import SHELL
 from ...config.source import Source
+from ...linting.program import Program
 from ...logs.readers.notebook import read_notebook
 from .in_force import HEADER_LINES, head_of
 from .part import name_in
@@ -29,10 +35,61 @@ _STAMP = re.compile(r"^(?:: \d+:\d+;|- cmd: )")
 
 def typed_commands(places: Places) -> Iterator[Source]:
     """Launch scripts first, then what notebooks gave to a shell, what logs begin with, and the end of a history."""
+    yield from _recorded(places)
     for path in places.configs:
         if path.suffix in SHELL:
             yield Source(name_in(places.root, path), _text(path))
     yield from shown_commands(places)
+
+
+def scripts(places: Places) -> Iterator[tuple[Path, list[str]]]:
+    """The scripts that these commands start, as far as they are here, with their arguments."""
+    for source in typed_commands(places):
+        for name, arguments in programs(source):
+            around = [places.root / name, places.root / Path(source.path).parent / name]
+            around += [f for f in places.code if f.parts[-len(Path(name).parts) :] == Path(name).parts]
+            if script := next((p for p in around if p.is_file()), None):
+                yield script, arguments
+
+
+def of_its_script(places: Places) -> Places:
+    """Without the other scripts of a folder, where one is known to have made the run: their settings are not its own.
+
+    A script is what has a ``__main__`` or trains as it is imported; what the run's own script imports stays.
+    """
+    recorded = dataclasses.replace(places, configs=(), notebooks=(), history=())
+    started = {s.absolute() for s, _ in scripts(recorded)} or {s.absolute() for s, _ in scripts(places)}
+    if len(started) != 1 or not any(f.absolute() in started for f in places.code):
+        return places
+    used = Program(places.code).reached_from(*started)
+    other = {f for f in places.code if f.absolute() not in used and _is_script(f)}
+    if not other:
+        return places
+    names = ", ".join(sorted(name_in(places.root, f) for f in other)[:3])
+    note = f"{len(other)} other {'script was' if len(other) == 1 else 'scripts were'} not read: {names}"
+    code = tuple(f for f in places.code if f not in other)
+    return dataclasses.replace(places, code=code, notes=(*places.notes, note))
+
+
+def _is_script(path: Path) -> bool:
+    try:
+        tree = ast.parse(_text(path))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    loops = (s for s in tree.body if isinstance(s, ast.If | ast.For | ast.While | ast.With | ast.Try))
+    return any(word in ast.unparse(s) for s in loops for word in ("__main__", ".backward(", ".fit(", ".train("))
+
+
+def _recorded(places: Places) -> Iterator[Source]:
+    """The command of a guarded run, from its run.json."""
+    for log in places.logs:
+        record = Path(log.path) / "run.json"
+        if log.format == "nanproof" and record.is_file():
+            try:
+                words = [str(w) for w in json.loads(_text(record))["command"]]
+            except (ValueError, KeyError, TypeError):
+                continue
+            yield Source(name_in(places.root, record), shlex.join(["python", *words[1:]]) + "\n")
 
 
 def shown_commands(places: Places) -> Iterator[Source]:
