@@ -318,3 +318,11 @@ def test_warnings_of_foreign_code_are_not_ours(tmp_path: Path) -> None:
     assert lint(tmp_path) == ()
     [found] = linter(*TOYS).run([tmp_path / "a.py"])
     assert found.problems == ()
+
+
+@pytest.mark.parametrize("framework", ["paddle", "megengine", "jittor"])
+def test_code_of_other_frameworks_is_left_alone(tmp_path: Path, framework: str) -> None:
+    loop = "import {0}.nn.functional as F\n\ndef loss(p):\n    return F.binary_cross_entropy(F.sigmoid(p), p)\n"
+    for name, expected in (("torch", ["NP207"]), (framework, [])):
+        (tmp_path / f"{name}_code.py").write_text(loop.format(name))
+        assert [f.code for f in lint([tmp_path / f"{name}_code.py"])] == expected

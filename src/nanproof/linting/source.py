@@ -23,7 +23,7 @@ from .tree import Scope, Tree
 __all__ = ["Module", "Scope"]
 
 _TORCH = tuple(word.decode() for word in TORCH)
-_OTHERS = {"mxnet", "tensorflow", "jax", "paddle", "mindspore", "keras"}
+_OTHERS = {"mxnet", "tensorflow", "jax", "paddle", "mindspore", "keras", "megengine", "jittor", "chainer", "oneflow"}
 _GRADLESS = {"torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode",
              "torch.autograd.grad_mode.no_grad", "torch.autograd.grad_mode.inference_mode"}  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ..events import Event
@@ -27,7 +28,8 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
                 continue
             told.add(event.place)
             step, backward = before
-            what = "the gradients are" if _subject(module, way, at) == "gradient" else f"`{_name(event, backward)}` is"
+            name = _name(module.source(event.place), event, backward)
+            what = "the gradients are" if _subject(module, way, at) == "gradient" else f"`{name}` is"
             yield Found(
                 node=event.place,
                 message=f"{what} tested for NaN after `{module.source(step.node)}` has already used the gradients",
@@ -80,9 +82,13 @@ def _reacts(module: Module, event: Event) -> bool:
     return may_leave(module, bad) or only_reports(module, bad) or bool(debuggers(module, bad))
 
 
-def _name(event: Event, backward: Event) -> str:
+def _name(text: str, event: Event, backward: Event) -> str:
+    """What is tested, by the name that stands there."""
     shared = sorted(event.roots & backward.names or event.names & backward.roots, key=len)
-    return shared[0] if shared else "the loss"
+    there = [
+        n for n in [*shared, *sorted(event.roots | event.names, key=len)] if re.search(rf"\b{re.escape(n)}\b", text)
+    ]
+    return [*there, *shared, "the loss"][0]
 
 
 def _fix(module: Module, event: Event, step: Event, backward: Event) -> tuple[Change, ...]:

@@ -193,7 +193,18 @@ def _constant_mask(mask: ast.expr, module: Module) -> bool:
         found = module.operation(held)
         sides = [found.operand, *found.args] if found and found.operand is not None else held.args
         return len(sides) == 2 and _finds_itself(sides[0], sides[1], module)
-    return isinstance(held, ast.Call) and called_last(held, module) in _BUILT
+    return isinstance(held, ast.Call) and (called_last(held, module) in _BUILT or _built_by(held, module))
+
+
+def _built_by(call: ast.Call, module: Module) -> bool:
+    """A call of a function in this file that makes ones and compares nothing: a frame, an edge."""
+    named = (f for f in ast.walk(module.tree) if isinstance(f, ast.FunctionDef) and f.name == called_last(call, module))
+    for function in named:
+        inside = list(ast.walk(function))
+        made = any(isinstance(n, ast.Call) and called_last(n, module) in ("ones", "new_ones", *_BUILT) for n in inside)
+        if made and not any(isinstance(n, ast.Compare) for n in inside):
+            return True
+    return False
 
 
 def _finds_itself(left: ast.expr | None, right: ast.expr | None, module: Module) -> bool:

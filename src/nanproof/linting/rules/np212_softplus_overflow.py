@@ -9,7 +9,7 @@ from ..matching import Hit, call, exponent, not_aside, outside_loss
 from ..names import called_last
 from ..numerics import shifted
 from ..rule import Change, Rule
-from ..values import core, number, scalar
+from ..values import core, made_of, number, scalar
 
 
 def beside_one(hit: Hit) -> ast.expr | None:
@@ -36,6 +36,13 @@ def _at_most_one(hit: Hit) -> bool:
     at = core(hit.operand, hit.module)
     inner = core(at.operand, hit.module) if isinstance(at, ast.UnaryOp) and isinstance(at.op, ast.USub) else None
     return isinstance(inner, ast.Call) and called_last(inner, hit.module) == "abs"
+
+
+def _log_odds(hit: Hit) -> bool:
+    """The logit of a probability, which an eps keeps within ±20 or so."""
+    return any(
+        isinstance(p, ast.Call) and called_last(p, hit.module) == "logit" for p in made_of(hit.operand, hit.module)
+    )
 
 
 def _caught(hit: Hit) -> bool:
@@ -83,7 +90,7 @@ def ranking_loss(positive, negative):
     words=("exp",),
     match=call("log", "log1p").of(beside_one, _varies, exponent),
     where=not_aside,
-    unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one),
+    unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one, _log_odds),
     doubt=(_parameter, _aside),
     message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
     help="use torch.nn.functional.softplus(x)",
