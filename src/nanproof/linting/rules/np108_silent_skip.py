@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ..names import key_of
 from ..nonfinite import subject_of
 from ..paths import all_ways
 from ..reaction import arms, is_silent, leaves
@@ -32,6 +33,8 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
                 continue
             if not any(e.kind in ("step", "scaler-step") for e in way[at:]):
                 continue  # a validation loop
+            if any(isinstance(n, ast.Attribute) and "scale" in key_of(n.value) for s in bad for n in ast.walk(s)):
+                continue  # a loss scaler of its own learns of the overflow
             told.add(branch)
             yield Found(
                 node=branch,

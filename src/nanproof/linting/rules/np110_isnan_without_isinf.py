@@ -36,7 +36,7 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
             if _sees_infinity(module, event, test):
                 continue
             told.add(event.node)
-            what = "gradients" if subject == "gradient" else "loss"
+            what = "gradient" if subject == "gradient" else "loss"
             yield Found(
                 node=test.calls[0] if test.calls else event.node,
                 message=f"only NaN is tested here, so an infinite {what} goes into the step",

@@ -49,7 +49,7 @@ def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
         dims = [*rest, *(v for k, v in keywords.items() if k in ("dim", "axis"))]
         if dims and number(dims[0], module) != 0:
             return  # along another dimension an empty selection gives an empty tensor, not NaN
-    elif "reduction" in keywords and _reduces_otherwise(keywords["reduction"]):
+    elif any(_reduces_otherwise(k, v) for k, v in keywords.items()):
         return
     selection = _selection(first, module)
     if selection is None or (name != "mean" and not (rest and _selection(rest[0], module))):
@@ -92,8 +92,10 @@ def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Oper
             yield call, Operation("loss", call.args[0], call.args[1:], keywords)
 
 
-def _reduces_otherwise(node: ast.expr) -> bool:
-    return not (isinstance(node, ast.Constant) and node.value in ("mean", "batchmean"))
+def _reduces_otherwise(keyword: str, node: ast.expr) -> bool:
+    """Whether a loss is told to take no mean: by its ``reduction``, or as it was said before torch 0.4.1."""
+    means = {"reduction": ("mean", "batchmean"), "size_average": (True, None), "reduce": (True, None)}.get(keyword)
+    return means is not None and not (isinstance(node, ast.Constant) and node.value in means)
 
 
 def _selectors(mask: ast.expr, module: Module) -> set[str]:

@@ -21,7 +21,7 @@ def check(node: ast.Module, module: Module) -> Iterator[Found]:
     told: set[ast.AST] = set()
     for way in ways:
         for at, event in enumerate(way):
-            if event.kind != "clip" or event.managed or event.node in fine or event.node in told:
+            if event.kind != "clip" or event.managed or _knows_scale(event.node) or event.node in fine | told:
                 continue
             scaled = _scaled_before(module, way, at)
             if scaled is None:
@@ -41,6 +41,12 @@ def _scaled_before(module: Module, way: Way, at: int) -> Event | None:
         if event.kind == "scaled":
             return event
     return None
+
+
+def _knows_scale(clip: ast.AST) -> bool:
+    """Whether the function that clips is given the scale, ``scale=scaler.get_scale()``."""
+    inside = [n for a in (*clip.args, *clip.keywords) for n in ast.walk(a)] if isinstance(clip, ast.Call) else []
+    return any(isinstance(n, ast.Attribute) and n.attr in ("get_scale", "loss_scale", "cur_scale") for n in inside)
 
 
 def _scales(module: Module) -> bool:
@@ -69,7 +75,9 @@ def _split(module: Module, ways: list[Way], known: set[ast.AST]) -> Iterator[Fou
     }
     for event in events:
         klass = module.klass(event.node)
-        if event.kind != "clip" or event.managed or klass is None or event.node in known or event.node in seen:
+        if event.kind != "clip" or event.managed or _knows_scale(event.node) or klass is None:
+            continue
+        if event.node in known | seen:
             continue
         here = [e for e in events if module.klass(e.node) is klass]
         scaled = next((e for e in here if e.kind == "scaled"), None)
