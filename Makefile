@@ -62,7 +62,7 @@ test: $(READY)
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"

@@ -12,7 +12,7 @@ from .value import Settings
 _ADAM = re.compile(r"adam|lamb\b|lion|adabelief|amsgrad", re.I)
 _FACTOR = re.compile(r"noam|transformer|rsqrt|inverse|prodigy|dadapt|lambda", re.I)
 _HIGHEST = (("adadelta", 3.0), ("prodigy", 3.0), ("dadapt", 3.0), ("adagrad", 0.2), ("adafactor", 0.05),
-            ("ada", 3e-3), ("lion", 3e-3), ("sgd", 0.11), ("", 0.049))  # fmt: skip
+            ("ada", 3e-3), ("lion", 3e-3), ("sgd", 0.11), ("", 0.05))  # fmt: skip
 _NO_RATE = re.compile(r"prodigy|dadapt|d_adapt|dadam|adafactor|schedule_?free|mechanize", re.I)
 
 
@@ -46,7 +46,7 @@ def highest_rate(name: str) -> float:
     """The learning rate above which training with this optimizer rarely survives.
 
     >>> highest_rate("AdamW"), highest_rate("Adadelta"), highest_rate("")
-    (0.003, 3.0, 0.049)
+    (0.003, 3.0, 0.05)
     """
     return next(limit for part, limit in _HIGHEST if part in name.lower())
 

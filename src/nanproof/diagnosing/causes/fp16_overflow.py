@@ -44,6 +44,7 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
             "activations were near the end of fp16's range",
             unless=WIDE,
         ),
+        pro("suggests", both(FP16, flag("activation-near-fp16-max")), "fp16 is what it computed in"),
         pro("suggests", both(FP16, flag("nan-in-preprocessing")), "an encoder run in fp16 gives NaN"),
         pro(
             "points",
