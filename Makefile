@@ -62,10 +62,10 @@ test: $(READY)
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: $(READY)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
