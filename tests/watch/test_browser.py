@@ -35,7 +35,7 @@ CODE = ["      11 | p = p.softmax(-1)", "  >   12 | return p.log()", "      13 |
 def ready(browser: webdriver.Chrome, address: str) -> None:
     browser.get_log("browser")
     browser.get(address)
-    wait(browser, "document.body.dataset.ready == 'yes'")
+    wait(browser, "document.body.dataset.facts == 'yes'")  # cause and repair come last and move what lies below
 
 
 def errors(browser: webdriver.Chrome) -> list[str]:
