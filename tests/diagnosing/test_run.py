@@ -13,6 +13,7 @@ import pytest
 
 from diagnosing import runs
 from nanproof.diagnosing import Diagnosis, diagnose
+from nanproof.diagnosing.run import read_run
 from nanproof.errors import UsageError
 
 
@@ -178,6 +179,21 @@ def test_a_guarded_run_is_told_by_its_own_script_and_by_what_its_replay_showed(
     record = Path("runs/a/incidents/000010/incident.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "location": None}))
     assert not any(c.startswith("nanproof locate") for cause in diagnose(".").causes for c in cause.commands)
+
+
+@pytest.mark.parametrize(("typed", "left_out"), [("train.py --fast", "other.py"), ("plot.py", ""), ("", "")])
+def test_other_scripts_are_left_out_only_where_the_one_that_trained_is_known(
+    tmp_path: Path, typed: str, left_out: str
+) -> None:
+    for name in ("train.py", "other.py"):
+        (tmp_path / name).write_text("import model\n" + TRAIN.format(optimizer="SGD", lr="0.1"))
+    # a file that trains nothing may be loaded by a name in a config
+    for name in ("model.py", "plot.py"):
+        (tmp_path / name).write_text("class Net: pass\nif __name__ == '__main__':\n    print(Net())\n")
+    (tmp_path / "train.log").write_text("".join(f"step {i} loss {2 - i / 100}\n" for i in range(50)))
+    (tmp_path / ".bash_history").write_text(f"ls\npython {typed}\n" if typed else "ls\n")
+    code = {p.name for p in read_run([tmp_path]).places.code}
+    assert code == {"model.py", "other.py", "plot.py", "train.py"} - {left_out}
 
 
 def test_a_checkpoint_that_was_bad_from_the_start_is_the_cause(tmp_path: Path) -> None:

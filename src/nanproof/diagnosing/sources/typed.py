@@ -25,6 +25,7 @@ from .part import name_in
 from .places import Places
 
 MAX_BYTES = 2 << 20
+_TRAINS = re.compile(r"\.backward\(|Trainer\(|\.fit\(")
 _STARTS = re.compile(
     r"^\s*(?:[+$>!]\s*|\S+[$#]\s+)?(?P<command>(?:\w+=\S+\s+)*(?:nohup\s+)?(?:\S*/)?(?:python[\d.]*|torchrun|accelerate"
     r"|deepspeed|srun|mpirun)\s.*?\S+\.py\b.*)"
@@ -55,13 +56,16 @@ def scripts(places: Places) -> Iterator[tuple[Path, list[str]]]:
 def of_its_script(places: Places) -> Places:
     """Without the other scripts of a folder, where one is known to have made the run: their settings are not its own.
 
-    A script is what has a ``__main__`` or trains as it is imported; what the run's own script imports stays.
+    A script trains by itself: below ``__main__``, or as it is imported. What the run's own script imports stays, and so
+    does every file that trains nothing: it may be imported by a name in a config.
     """
     recorded = dataclasses.replace(places, configs=(), notebooks=(), history=())
     started = {s.absolute() for s, _ in scripts(recorded)} or {s.absolute() for s, _ in scripts(places)}
     if len(started) != 1 or not any(f.absolute() in started for f in places.code):
         return places
     used = Program(places.code).reached_from(*started)
+    if not any(_TRAINS.search(_text(f)) for f in used):
+        return places  # what was started last only prepares or draws something
     other = {f for f in places.code if f.absolute() not in used and _is_script(f)}
     if not other:
         return places
@@ -72,12 +76,15 @@ def of_its_script(places: Places) -> Places:
 
 
 def _is_script(path: Path) -> bool:
+    text = _text(path)
+    if not _TRAINS.search(text):
+        return False
     try:
-        tree = ast.parse(_text(path))
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return False
-    loops = (s for s in tree.body if isinstance(s, ast.If | ast.For | ast.While | ast.With | ast.Try))
-    return any(word in ast.unparse(s) for s in loops for word in ("__main__", ".backward(", ".fit(", ".train("))
+    at_once = (s for s in tree.body if isinstance(s, ast.If | ast.For | ast.While | ast.With | ast.Try))
+    return any("__main__" in (told := ast.unparse(s)) or _TRAINS.search(told) for s in at_once)
 
 
 def _recorded(places: Places) -> Iterator[Source]:
