@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nanproof.cure.command import read_command
@@ -52,3 +53,24 @@ def test_what_fails_on_other_seeds_is_no_cure_and_each_seed_counts_once(tmp_path
     assert tried
     for line in tried:
         assert len(set(line.trials)) == len(line.trials) <= len(outcome.seeds)
+
+
+class NeedsThree(OnlyOnItsOwnSeed):
+    """A program that learns a little more with each change, and enough with three."""
+
+    def one(self, trial: Trial) -> Ran:
+        ran = super().one(trial)
+        if not trial.change.edits:
+            return ran
+        value = min(0.3 + 0.25 * trial.change.name.count(" + "), 0.95) + 0.2 * (trial.change.name.count(" + ") == 2)
+        return replace(ran, metric=Metric(name="accuracy", value=value, chance=0.1, target=0.9))
+
+
+def test_what_learns_best_is_tried_with_a_third_change(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import yaml\nconfig = yaml.safe_load(open('config.yaml'))\n")
+    (tmp_path / "config.yaml").write_text(
+        "seed: 0\nmax_steps: 100\nlr: 2.0\nwarmup_steps: 0\ngrad_clip: 5.0\nprecision: fp16\n"
+    )
+    surface = read_surface(read_command(["python", "train.py"]), tmp_path)
+    outcome = Search(surface, Plan(out=tmp_path / "out"), NeedsThree()).run()
+    assert (outcome.answer, outcome.winner.count(" + ")) == ("cured", 2)

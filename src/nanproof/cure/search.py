@@ -35,6 +35,8 @@ FEWEST = 4
 """Candidates that are run to their end at least, if so many live."""
 PAIRED = 5
 """Kinds whose best changes are tried in pairs."""
+GROWN = 8
+"""Changes that are tried beside the best of what only learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,8 @@ class Search:
         self._try(singles)
         if not self._cured():
             self._try([*precision_pairs(singles), *self._pairs_of_best()])
+        if not self._cured():
+            self._try(self._best_with(singles))
         if not self._cured():
             self._finish(self._alive())
         winner = self._prove()
@@ -156,6 +160,24 @@ class Search:
         chosen = [c for c in best.values() if c.kind not in ("pair", "guard")][:PAIRED]  # what lives needs no guard
         return [a + b for i, a in enumerate(chosen) for b in chosen[i + 1 :] if a.fits(b)]
 
+    def _best_with(self, singles: Sequence[Change]) -> list[Change]:
+        """What learns best so far, with one change more: what two of them began, a third may finish."""
+        ranked = self._ranked()
+        if not ranked or self._verdict(self._full[ranked[0]]).standing != "alive, learning":
+            return []
+        best, parts = self._changes[ranked[0]], ranked[0].split(" + ")
+        first = {c.name: judge(r, self.reference).standing for c in singles if (r := self._first(c.name)) is not None}
+        helps = [c for c in singles if c.kind != "guard" and c.name not in parts and first.get(c.name) != "inert"]
+        return [best + c for c in helps if best.fits(c)][:GROWN]
+
+    def _first(self, name: str) -> Ran | None:
+        return self._full[name][0] if name in self._full else self._short.get(name)
+
+    def _ranked(self) -> list[str]:
+        """What lived to its end, the best first."""
+        alive = [n for n, runs in self._full.items() if n != ORIGINAL.name and runs[0].end == "finished"]
+        return sorted(alive, key=lambda n: (ORDER[self._verdict(self._full[n]).standing], *score(self._full[n][0])))
+
     def _cured(self) -> list[Change]:
         """The changes that cure so far, the smallest first."""
         found = [n for n, runs in self._full.items() if self._verdict(runs).standing == "cured"]
@@ -171,8 +193,7 @@ class Search:
                 break
         if best := self._cured():
             return max(best, key=lambda c: (len(self._full[c.name]), -c.size))
-        alive = [n for n, runs in self._full.items() if runs[0].end == "finished"]
-        ranked = sorted(alive, key=lambda n: (ORDER[self._verdict(self._full[n]).standing], *score(self._full[n][0])))
+        ranked = self._ranked()
         if ranked:
             self._tell(f"nothing cures it; the best is {ranked[0]}, on {len(self.seeds)} seeds")
             self._on_seeds(self._changes[ranked[0]])
