@@ -13,7 +13,7 @@ const STATES = 3;
 export function states(place, runs) {
   const shown = runs.filter((run) => run.shown && (runs.length === 1 || run.state.bad));
   shown.sort((a, b) => WORST.indexOf(a.state.kind) - WORST.indexOf(b.state.kind) || (b.state.since ?? -1) - (a.state.since ?? -1));
-  refresh(place, shown.map((run) => [run.id, run.state, run.facts?.why, runs.length === 1]), () => {
+  refresh(place, shown.map((run) => [run.id, run.state, Boolean(run.facts), run.facts?.why, runs.length === 1]), () => {
     const lines = shown.slice(0, STATES).map((run) => state(run, runs.length === 1));
     if (shown.length > STATES) lines.push(make("p", `and ${shown.length - STATES} more that ended badly, in the table`, "state quiet"));
     return lines;
@@ -27,6 +27,12 @@ function state(run, alone) {
   line.append(dot(run.colour), make("span", run.name, "name"), make("strong", head));
   if (rest.length) line.append(make("span", rest.join(": "), "why"));
   box.append(line);
+  if (!run.facts && run.state.bad) { // keeps the place of what comes, so that nothing moves under the pointer
+    const held = make("details");
+    held.append(make("summary", "evidence"));
+    box.append(make("p", "looking for the cause …", "quiet held"), held);
+    return box;
+  }
   const { why } = run.facts ?? {};
   if (!why?.cause && !why?.command) return box;
   const more = make("p");
