@@ -35,8 +35,6 @@ FEWEST = 4
 """Candidates that are run to their end at least, if so many live."""
 PAIRED = 5
 """Kinds whose best changes are tried in pairs."""
-GROWN = 8
-"""Changes that are tried beside the best of what only learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +76,18 @@ class Search:
             return self._outcome(original, None, healthy=True)
         singles = propose(self.evidence, self.surface)
         self._tell(f"{len(singles)} candidates: {', '.join(c.name for c in singles)}")
-        self._try(singles)
-        if not self._cured():
-            self._try([*precision_pairs(singles), *self._pairs_of_best()])
-        if not self._cured():
-            self._try(self._best_with(singles))
-        if not self._cured():
+        stages: tuple[Callable[[], list[Change]], ...] = (
+            lambda: singles,
+            lambda: [*precision_pairs(singles), *self._pairs_of_best()],
+        )
+        winner = None
+        for stage in stages:  # the next one also where what cured the program's own seed fails on others
+            if winner is None:
+                self._try(stage())
+                winner = self._prove()
+        if winner is None:
             self._finish(self._alive())
-        winner = self._prove()
+            winner = self._prove() or self._best()
         return self._outcome(original, winner)
 
     # -- the stages --------------------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ class Search:
 
     def _pairs_of_best(self) -> list[Change]:
         """The best of each kind with the best of each other; a repair that only postponed the death counts, too."""
-        first = [runs[0] for runs in self._full.values()] + [r for n, r in self._short.items() if n not in self._full]
+        first = [ran for name in self._changes if (ran := self._first(name)) is not None]
         alive = sorted((r for r in first if r.alive), key=score)
         late = [r for r in first if (r.died_at or 0) > (self.reference.died_at or math.inf)]
         best: dict[str, Change] = {}
@@ -159,16 +161,6 @@ class Search:
             best.setdefault(change.kind, change)
         chosen = [c for c in best.values() if c.kind not in ("pair", "guard")][:PAIRED]  # what lives needs no guard
         return [a + b for i, a in enumerate(chosen) for b in chosen[i + 1 :] if a.fits(b)]
-
-    def _best_with(self, singles: Sequence[Change]) -> list[Change]:
-        """What learns best so far, with one change more: what two of them began, a third may finish."""
-        ranked = self._ranked()
-        if not ranked or self._verdict(self._full[ranked[0]]).standing != "alive, learning":
-            return []
-        best, parts = self._changes[ranked[0]], ranked[0].split(" + ")
-        first = {c.name: judge(r, self.reference).standing for c in singles if (r := self._first(c.name)) is not None}
-        helps = [c for c in singles if c.kind != "guard" and c.name not in parts and first.get(c.name) != "inert"]
-        return [best + c for c in helps if best.fits(c)][:GROWN]
 
     def _first(self, name: str) -> Ran | None:
         return self._full[name][0] if name in self._full else self._short.get(name)
@@ -184,15 +176,18 @@ class Search:
         return sorted((self._changes[n] for n in found), key=lambda c: (c.size, *score(self._full[c.name][0])))
 
     def _prove(self) -> Change | None:
-        """Step 4: the smallest cure on three seeds, and the next one if it fails there; else the best that lives."""
+        """Step 4: the smallest cure on three seeds, and the next one if it fails there."""
         while cured := [c for c in self._cured() if len(self._full[c.name]) < len(self.seeds)]:
             self._tell(f"{cured[0].name} on {len(self.seeds)} seeds")
             if not self._on_seeds(cured[0]):
                 break
             if self._verdict(self._full[cured[0].name]).standing == "cured":
                 break
-        if best := self._cured():
-            return max(best, key=lambda c: (len(self._full[c.name]), -c.size))
+        best = self._cured()
+        return max(best, key=lambda c: (len(self._full[c.name]), -c.size)) if best else None
+
+    def _best(self) -> Change | None:
+        """What lives and learns best where nothing cures."""
         ranked = self._ranked()
         if ranked:
             self._tell(f"nothing cures it; the best is {ranked[0]}, on {len(self.seeds)} seeds")
@@ -210,14 +205,13 @@ class Search:
     def _on_seeds(self, change: Change) -> bool:
         """Run a change and the original on the other seeds; False when there was no time for it."""
         more = self.seeds[1:]
-        trials = [Trial(change=c, seed=s, seed_edit=self.surface.seed(s)) for c in (change, ORIGINAL) for s in more]
-        ran = self._run(trials)
-        whole = [r for r in ran[: len(more)] if r.end != "cut"]
-        for name, found in ((change.name, whole), (ORIGINAL.name, [r for r in ran[len(more) :] if r.end != "cut"])):
-            held = self._full.setdefault(name, [])
-            known = {r.slug for r in held}  # a change can come here twice: as a cure that fails, then as the best
-            held.extend(r for r in found if r.slug not in known)
-        return len(whole) == len(more) > 0
+        held = {(name, ran.seed) for name, runs in self._full.items() for ran in runs}
+        wanted = [(c, s) for c in (change, ORIGINAL) for s in more if (c.name, s) not in held]
+        trials = [Trial(change=c, seed=s, seed_edit=self.surface.seed(s)) for c, s in wanted]
+        for trial, ran in zip(trials, self._run(trials), strict=True):
+            if ran.end != "cut":
+                self._full.setdefault(trial.change.name, []).append(ran)
+        return len(self._full[change.name]) > len(more) > 0
 
     # -- its parts ---------------------------------------------------------------------------------------------------
 
