@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import sessions  # noqa: E402 - the script that writes them is the one that checks them
 import words  # noqa: E402
 
+from nanproof import Guard, Policy  # noqa: E402
+from nanproof.guard.options import Records, Watch  # noqa: E402
 from support.forked import run_python  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -45,6 +48,31 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert missing == []
+
+
+def keywords(text: str, name: str) -> set[str]:
+    """What a text passes to ``name(…)`` by keyword, calls within its arguments left out."""
+    found = set()
+    for call in re.finditer(rf"\b{name}\(", text):
+        depth, inside = 1, ""
+        for char in text[call.end() :]:
+            depth += (char in "([{") - (char in ")]}")
+            if depth == 0:
+                break
+            inside += char if depth == 1 else ""
+        found |= set(re.findall(r"(\w+)\s*=(?!=)", inside))
+    return found
+
+
+def test_keywords_of_a_call_are_those_of_the_call_itself() -> None:
+    assert keywords("`Guard(model, run_dir='a', policy=Policy(rerun=False))` and b=2", "Guard") == {"run_dir", "policy"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_arguments_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    for made in (Guard, Policy, Watch, Records):
+        assert keywords(text, made.__name__) <= set(inspect.signature(made).parameters), made.__name__
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_sparse_gradients_are_judged_and_clipped() -> None:
 
 def test_lbfgs_is_refused_with_a_reason() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(UsageError, match=r"LBFGS evaluates its closure many times.*Next: use a first-order optimizer"):
+    with pytest.raises(UsageError, match=r"LBFGS evaluates its closure.*Next: run your own loop under `nanproof run`"):
         Guard(model, o.LBFGS(model.parameters()))
 
 

@@ -137,42 +137,6 @@ def test_workers_a_fork_and_os_exit_in_the_middle_of_a_training(tmp_path: Path) 
     assert incident["notes"] == ["DataLoader batch 3 (dataset indices 24–31)"]
 
 
-LBFGS = """
-import torch
-model = torch.nn.Linear(4, 1)
-{more}
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-x = torch.randn(8, 4)
-def closure():
-    optimizer.zero_grad()
-    loss = model(x).square().mean()
-    loss.backward()
-    return loss
-optimizer.step(closure)
-done = True
-"""
-ADAM_FIRST = """
-adam = torch.optim.Adam(model.parameters())
-model(torch.randn(2, 4)).sum().backward()
-adam.step()
-"""
-
-
-def test_lbfgs_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = guarded(tmp_path, LBFGS.format(more=""))
-    assert ran.outcome.exit_code == 2
-    assert "LBFGS only: it evaluates its closure many times" in capsys.readouterr().err
-    assert "done" not in ran.main
-
-
-def test_lbfgs_after_something_that_can_be_guarded_is_named(tmp_path: Path) -> None:
-    ran = guarded(tmp_path, LBFGS.format(more=ADAM_FIRST))
-    assert ran.outcome.exit_code == 0
-    assert ran.main["done"]
-    assert record(ran)["not_guarded"] == dict(ran.outcome.not_guarded)
-    assert ran.outcome.not_guarded["LBFGS"].startswith("it evaluates its closure many times")
-
-
 def test_a_step_inside_backward_is_held_until_the_verdict(tmp_path: Path) -> None:
     source = """
         import sys, torch

@@ -295,6 +295,64 @@ LOOPS = {
                     optimizer.step()
         end = state(optimizer)
     """,
+    "LBFGS": """
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+        for i, a, b in batches():
+            def closure():
+                optimizer.zero_grad()
+                loss = mse(model(a), b)
+                loss.backward()
+                return loss
+            optimizer.step(closure)
+        end = state(optimizer)
+    """,
+    "LBFGS that comes to a bad point on its way": """
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+        for i, a, b in batches():
+            evaluations = []
+            def closure():
+                evaluations.append(i)
+                optimizer.zero_grad()
+                loss = mse(model(a.nan_to_num()), b)
+                if i == BAD and len(evaluations) > 2:
+                    loss = loss * float("nan")
+                loss.backward()
+                return loss
+            optimizer.step(closure)
+        end = state(optimizer)
+    """,
+    "an optimizer that evaluates twice, the second time badly": """
+        class Sharpness(torch.optim.Optimizer):
+            def __init__(self, params):
+                super().__init__(params, {"lr": 1e-2})
+            @torch.no_grad()
+            def step(self, closure):
+                with torch.enable_grad():
+                    loss = closure()
+                params = [p for g in self.param_groups for p in g["params"]]
+                moves = [p.grad * 0.05 for p in params]
+                for p, move in zip(params, moves):
+                    p.add_(move)
+                with torch.enable_grad():
+                    closure()
+                for p, move in zip(params, moves):
+                    p.sub_(move).sub_(p.grad, alpha=self.param_groups[0]["lr"])
+                    self.state[p]["seen"] = self.state[p].get("seen", 0) + 1
+                return loss
+        optimizer = Sharpness(model.parameters())
+        for i, a, b in batches():
+            evaluations = []
+            def closure():
+                evaluations.append(i)
+                optimizer.zero_grad()
+                loss = mse(model(a.nan_to_num()), b)
+                if i == BAD and len(evaluations) > 1:
+                    loss = loss * float("nan")
+                loss.backward()
+                return loss
+            optimizer.step(closure)
+        end = state(optimizer)
+    """,
     "a mask of infinities among the buffers": """
         model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -353,6 +411,60 @@ end = state(optimizer, scheduler)
     ran = guarded(tmp_path, source)
     assert different(ran.main["end"], plain(tmp_path, source)["end"]) == []
     assert ran.incidents == []
+
+
+SEARCH = """
+class Search(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            first = closure()
+        params = [p for g in self.param_groups for p in g["params"]]
+        moves = [p.grad * 0.1 for p in params]
+        for _ in range(3):
+            for p, move in zip(params, moves):
+                p.sub_(move)
+            with torch.enable_grad():
+                loss = closure()
+            if loss < first:
+                break
+            for p, move in zip(params, moves):
+                p.add_(move)
+                move.mul_(0.5)
+        return first
+optimizer = Search(model.parameters())
+for i, a, b in batches():
+    evaluations = []
+    def closure():
+        evaluations.append(i)
+        optimizer.zero_grad()
+        loss = mse(model(a), b)
+        if i == BAD and len(evaluations) == 2:
+            loss = loss + float("VALUE")
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+end = state(optimizer)
+"""
+
+
+def test_a_search_comes_back_from_an_infinite_loss_as_without_the_guard(tmp_path: Path) -> None:
+    source = HEAD.replace('float("nan")', "0.5") + SEARCH.replace("VALUE", "inf")
+    ran = guarded(tmp_path, source)
+    assert different(ran.main["end"], plain(tmp_path, source)["end"]) == []
+    assert ran.outcome.guarded[0]["updates"] == 12
+    assert ran.incidents == []
+
+
+def test_a_bad_point_that_is_not_seen_again_is_told_all_the_same(tmp_path: Path) -> None:
+    source = HEAD.replace('float("nan")', "0.5") + SEARCH.replace("VALUE", "nan")
+    ran = guarded(tmp_path, source)
+    assert different(ran.main["end"], plain(tmp_path, source, "--without")["end"]) == []
+    assert (ran.outcome.guarded[0]["steps"], ran.outcome.guarded[0]["updates"]) == (12, 11)
+    (incident,) = ran.incidents
+    assert "Search came to a point that was not finite" in incident["verdict"]["names"][0]
 
 
 def test_data_that_the_loop_draws_is_not_drawn_twice(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ..errors import DesyncError
 from ..losses import Losses
 from ..rng import random_states
 from ..tensors import is_finite, tensors_in
+from .closure_step import ClosureStep, may_evaluate_again
 from .data import DataSource, address_of, describe_batch
 from .guard import Guard
 from .left_out import Calls
@@ -109,6 +110,10 @@ class ExternalLoop:
         """One of them that has got one; the script has thrown the pass away when it loses it again."""
         self.busy = self._in_backward = False
         """``busy``: whether the guard is at work and may run passes of its own."""
+        self._evaluating = False
+        """Whether a step evaluates its closure again: passes that are part of the update."""
+        self._evaluates_once: set[int] = set()
+        """Optimizers that have evaluated their closure just once in their last step."""
         self._depth = 0
         self._called: tuple[Any, Any] = ((), {})
         self._calls = Calls(self._left_out)
@@ -188,12 +193,13 @@ class ExternalLoop:
         return None if output is given else output
 
     def _watches(self, module: nn.Module) -> bool:
-        inside = self.busy or self._in_backward  # activation checkpointing runs forward passes again
+        # activation checkpointing runs forward passes again within the backward pass
+        inside = self.busy or self._evaluating or self._in_backward
         return not inside and module.training and torch.is_grad_enabled() and self.guard.open
 
     def begin(self, batch: Any = None) -> None:
         """A forward pass is about to begin: remember random states and buffers."""
-        if not self.busy and self.guard.open:
+        if not self.busy and not self._evaluating and self.guard.open:
             with self._engine.surviving("beginning a step"):
                 self._begin(batch)
 
@@ -266,7 +272,7 @@ class ExternalLoop:
 
     def before_backward(self, loss: Any, value: Tensor | None = None, *, scaler: Any = None) -> None:
         """A loss is on its way into backward; ``value`` is what it stands for where it was scaled or divided."""
-        if not self.busy and self.guard.open:
+        if not self.busy and not self._evaluating and self.guard.open:
             with self._engine.surviving("reading a loss"):
                 self._before_backward(loss, value, scaler)
 
@@ -328,7 +334,7 @@ class ExternalLoop:
     def after_backward(self, error: BaseException | None = None) -> None:
         """A backward pass is over; one that raised has left gradients that cannot be used."""
         self._in_backward = False
-        if self.busy:
+        if self.busy or self._evaluating:
             return
         if error is not None:
             self.abandon(error)
@@ -479,26 +485,72 @@ class ExternalLoop:
         self, optimizer: Optimizer, carry_out: Callable[..., Any], closure: Callable[[], Any] | None = None
     ) -> Any:
         """Carry a step out, or leave it; with a closure the verdict comes after its first run."""
-        returned: list[Any] = []
-
-        def judged() -> Any:
-            assert closure is not None
-            returned.append(closure())
-            if len(returned) == 1 and not self.judge(optimizer):
-                raise _Veto
-            return returned[-1]
-
-        if closure is None and not self.judge(optimizer):
+        if closure is not None:
+            return self._closure_step(optimizer, carry_out, closure)
+        if not self.judge(optimizer):
             self.left(optimizer)
             return None
+        with self._engine.lowered(optimizer):
+            result = carry_out()
+        self._stepped(optimizer, done=True)
+        return result
+
+    def _closure_step(self, optimizer: Optimizer, carry_out: Callable[..., Any], closure: Callable[[], Any]) -> Any:
+        """A step with a closure: one that evaluates it again is judged by what it leaves behind, too."""
+        returned: list[Any] = []
+        number, whole = self._numbers[id(optimizer)], None
+        if may_evaluate_again(optimizer) and number not in self._evaluates_once and self.guard.open:
+            with self._engine.surviving("copying the state before a step"):
+                whole = ClosureStep(self.guard.training)
+
+        def judged() -> Any:
+            if not returned:
+                returned.append(closure())
+                if not self.judge(optimizer):
+                    raise _Veto
+            else:
+                self._evaluating = True
+                try:
+                    returned.append(closure() if whole is None else whole.evaluate(closure))
+                finally:
+                    self._evaluating = False
+            return returned[-1]
+
         try:
             with self._engine.lowered(optimizer):
-                result = carry_out(judged) if closure is not None else carry_out()
+                result = carry_out(judged)
         except _Veto:
+            self.left(optimizer)
+            return returned[0]
+        (self._evaluates_once.add if len(returned) == 1 else self._evaluates_once.discard)(number)
+        if whole is not None and len(returned) > 1 and not self._accepts(optimizer, whole, closure):
             self.left(optimizer)
             return returned[0]
         self._stepped(optimizer, done=True)
         return result
+
+    def _accepts(self, optimizer: Optimizer, whole: ClosureStep, closure: Callable[[], Any]) -> bool:
+        """Whether what a step leaves behind is good; if not, its first bad evaluation is judged, and all is undone."""
+        bad = False
+        with self._engine.surviving("looking at what a step leaves behind"):
+            bad = whole.went_bad(optimizer)
+        if not bad:
+            return True
+        observing, gone_back = self._engine.policy.mode == "observe", False
+        with self._engine.surviving("looking into a step that went bad on its way"):
+            come_back = whole.go_to_bad_point()
+            self._judged.clear()
+            self._open = None
+            if whole.is_finite(closure()) and self._open is not None:
+                self._open.broken = f"{type(optimizer).__name__} came to a point that was not finite; seen again, it is"
+            self.judge(optimizer)
+            gone_back = bool(self._judged) and self._judged[-1].decision.action.kind in ("rollback", "restore")
+            if observing:
+                come_back()
+        if not observing and not gone_back:
+            with self._engine.surviving("undoing a step"):
+                whole.undo()
+        return observing
 
     def left(self, optimizer: Optimizer) -> None:
         """The loop has left a vetoed step out."""

@@ -121,6 +121,8 @@ class Guard:
         watch, records = watch or Watch(), records or Records()
         self._dropping = on_bad_microbatch == "microbatch" and accumulate > 1
         self.training = t = Training(model, optimizer, scheduler, scaler, ema)
+        if not external:
+            options.check_optimizers(t)
         if timing == "deferred":
             options.check_deferred(t, self._dropping)
         t.require_finite(

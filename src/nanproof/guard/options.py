@@ -85,6 +85,15 @@ def check_average(ema: Any) -> None:
         )
 
 
+def check_optimizers(training: Training) -> None:
+    """`Guard.step` calls optimizers without a closure."""
+    if any(isinstance(o, torch.optim.LBFGS) for o in training.optimizers):
+        raise UsageError(
+            "LBFGS evaluates its closure many times within one step, which Guard.step cannot hand to it",
+            hint="run your own loop under `nanproof run`, which guards LBFGS, or use a first-order optimizer",
+        )
+
+
 def check_deferred(training: Training, dropping: bool) -> None:
     """What the device cannot hold back by itself is refused, not done wrongly."""
     for optimizer in training.optimizers:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from ..captured import Slot, buffer_slots
 from ..errors import NonFiniteError, UsageError
@@ -55,11 +55,6 @@ class Training:
             if not isinstance(optimizer, Optimizer):
                 raise UsageError(
                     f"{type(optimizer).__name__} is not a torch optimizer", hint="pass the optimizer itself, or a list"
-                )
-            if isinstance(optimizer, LBFGS):
-                raise UsageError(
-                    "LBFGS evaluates its closure many times within one step, so a step cannot be vetoed whole",
-                    hint="use a first-order optimizer under the guard",
                 )
         names = {id(p): n for n, p in self.model.named_parameters()}
         strangers = [p for o in self.optimizers for g in o.param_groups for p in g["params"] if id(p) not in names]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..guard.guard import guard_of
@@ -71,7 +71,7 @@ class Registry:
     @property
     def guardable(self) -> list[Optimizer]:
         """The optimizers whose steps can be vetoed, in the order of their making."""
-        found = [o for o in self._optimizers if not isinstance(o, LBFGS) and o not in self._passed_over]
+        found = [o for o in self._optimizers if o not in self._passed_over]
         return sorted(found, key=lambda o: self._optimizers[o])
 
     @property

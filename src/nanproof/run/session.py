@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
-from ..errors import NonFiniteError, UsageError
+from ..errors import NonFiniteError
 from ..guard.data import DataSource
 from ..guard.external import ExternalLoop
 from ..guard.guard import guard_of
@@ -298,9 +298,6 @@ class Session:
             return None
         if self.registry.is_passed_over(optimizer):
             return None
-        if isinstance(optimizer, LBFGS):
-            self._refuse(optimizer)
-            return None
         self.registry.add(optimizer)
         return self._guard_all()
 
@@ -310,16 +307,6 @@ class Session:
             self.attachment.stepping = True
             if not self.guards.open:  # a Guard that the script has made
                 self.attachment.say("guarding with the Guard that the script makes itself")
-
-    def _refuse(self, optimizer: Optimizer) -> None:
-        why = "it evaluates its closure many times within one step, so a step cannot be vetoed whole"
-        others = self.registry.guardable or self.guards.open or self.guards.accounts
-        if not others and self.guards.policy.mode != "observe":
-            raise UsageError(
-                f"this script trains with LBFGS only: {why}",
-                hint="use a first-order optimizer, or run it unguarded with --policy observe",
-            )
-        self.miss(type(optimizer).__name__, why)
 
     def _notice_rate(self, optimizer: Optimizer) -> None:
         """A learning rate that changes by itself is set by the script, and a skipped step does not hold it."""
