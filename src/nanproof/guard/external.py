@@ -539,8 +539,7 @@ class ExternalLoop:
         observing, gone_back = self._engine.policy.mode == "observe", False
         with self._engine.surviving("looking into a step that went bad on its way"):
             come_back = whole.go_to_bad_point()
-            self._judged.clear()
-            self._open = None
+            self._drop_step()
             if whole.is_finite(closure()) and self._open is not None:
                 self._open.broken = f"{type(optimizer).__name__} came to a point that was not finite; seen again, it is"
             self.judge(optimizer)
@@ -551,6 +550,11 @@ class ExternalLoop:
             with self._engine.surviving("undoing a step"):
                 whole.undo()
         return observing
+
+    def _drop_step(self) -> None:
+        """Forget the step that is open or judged, without an account of it."""
+        self._open = None
+        self._judged.clear()
 
     def left(self, optimizer: Optimizer) -> None:
         """The loop has left a vetoed step out."""
@@ -659,8 +663,7 @@ class ExternalLoop:
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-        self._open = None
-        self._judged.clear()
+        self._drop_step()
         while self._at_close:
             with self._engine.surviving("leaving the trainer as it was"):
                 self._at_close.pop()()
