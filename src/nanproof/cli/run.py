@@ -54,23 +54,28 @@ def command(
     program: str,
     arguments: tuple[str, ...],
 ) -> int:
-    """Run a training script unmodified under the guard; - reads it from standard input.
+    """Run a training script, or a command that starts one, unmodified under the guard; - reads a script from stdin.
 
     Bad steps are undone before they reach the weights, non-finite checkpoints are not written, and every incident is
     recorded with its batch and source line. The exit code is the script's own, or 66 when the guard stopped the run.
     """
-    from ..errors import UsageError
+    from ..errors import GuardStop, UsageError
+    from ..run.command import Command, read_typed, run_command, was_stopped
     from ..run.console import show_messages
     from ..run.launcher import run_program
     from ..run.options import Options, choose_run_dir, read_settings
     from ..run.program import Program
 
-    target = Program(target=program, arguments=arguments, is_module=is_module)
-    target.check()
+    if is_module or program == "-":
+        typed: Program | Command = Program(target=program, arguments=arguments, is_module=is_module)
+    else:
+        typed = read_typed(program, arguments)
+    if isinstance(typed, Program):
+        typed.check()
     given = [f"max_norm={max_norm}"] if max_norm is not None else []
     given += [f"heal={'open' if heal else 'off'}"] if heal is not None else []
     changes, guard = read_settings([*settings, *given])
-    chosen = run_dir or choose_run_dir(target.name)
+    chosen = run_dir or choose_run_dir(typed.name)
     options = Options(
         run_dir=chosen, run_dir_given=run_dir is not None, policy=policy, policy_changes=changes, guard=guard,
         require=require, until_guarded=only_check,
@@ -80,13 +85,15 @@ def command(
         raise UsageError("--nnodes needs --nproc", hint="say how many processes each machine has: --nproc 8")
     first = is_first_process()
     if nproc is not None:
+        if isinstance(typed, Command):
+            raise UsageError(f"--nproc starts Python scripts, and {program} is none", hint="leave --nproc out")
         from ..run.torchrun import launch, torchrun_command
 
         words = [
             *(["--quiet"] if screen.quiet else []), f"--policy={policy}", f"--run-dir={chosen}",
             *(["--require"] if require else []), *(["--check"] if only_check else []),
             *(f"--set={s}" for s in settings), *(f"--set={s}" for s in given),
-            *(["-m"] if is_module else []), program, *arguments,
+            *(["-m"] if typed.is_module else []), typed.target, *typed.arguments,
         ]  # fmt: skip
         return launch(torchrun_command(words, nproc=nproc, nnodes=nnodes, rendezvous=rdzv), chosen)
 
@@ -96,7 +103,12 @@ def command(
             _tell(screen, outcome)
 
     with show_messages(quiet=screen.quiet):
-        outcome = run_program(target, options, report=report)
+        if isinstance(typed, Command):
+            outcome = run_command(typed, options, report=report)
+            if outcome.exit_code and was_stopped(outcome):
+                return GuardStop.exit_code
+        else:
+            outcome = run_program(typed, options, report=report)
     if only_check and outcome.exit_code == 0:
         return 0 if outcome.attached else 1
     return 2 if require and not outcome.attached and outcome.exit_code == 0 else outcome.exit_code or 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -157,12 +158,14 @@ def _under_guard(rest: list[str]) -> Command:
     processes = None
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         name, equals, text = rest.pop(0).partition("=")
-        if name in ("--quiet", "-q", "--json", "--debug", "--heal", "--no-heal"):
+        if name in ("--quiet", "-q", "--json", "--debug", "--heal", "--no-heal", "--require", "--check"):
             continue
         if not equals and rest:
             text = rest.pop(0)
         if name == "--nproc" and text.isdigit():
             processes = int(text)
+    if rest and rest[0] != "-m" and not rest[0].endswith(".py") and shutil.which(rest[0]):
+        return read_command(rest)  # a whole command
     return _program(sys.executable, rest, processes)
 
 
@@ -177,4 +180,11 @@ def read_run(folder: Path) -> tuple[Command, Path]:
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{path} cannot be read", hint=_HINT) from None
     typed_in = Path(str(record.get("cwd") or Path.cwd()))
-    return read_command(words), typed_in if typed_in.is_dir() else Path.cwd()
+    started = [[str(w) for w in p["command"]] for p in record.get("processes", ()) if p.get("guarded")]
+    try:
+        command = read_command(words)
+    except UsageError:
+        if not started:
+            raise
+        command = read_command(started[0])  # a shell script, say: what it has started is the program
+    return command, typed_in if typed_in.is_dir() else Path.cwd()

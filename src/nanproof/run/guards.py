@@ -106,7 +106,7 @@ class Guards:
         if _several_ranks():
             if not self._options.run_dir_given:
                 folder = Path(_agree("run_dir", str(folder)))
-        elif self._options.child:
+        elif self._options.child and not (self._options.started and not (folder / "training_log.jsonl").exists()):
             folder = folder / f"pid-{os.getpid()}"
         elif rank := rank_and_world()[0]:  # of MPI, say, which torch knows nothing about
             folder = folder / f"rank-{rank}"

@@ -29,7 +29,7 @@ def hand_over(outcome: Outcome) -> list[str]:
         lines.append(f"nanproof: {_ended(outcome)}{'' if others else ' before a step was guarded'}")
         not_guarded.pop("the script", None)
     if others:
-        folders = dict.fromkeys(str(g["folder"]) for p in others for g in p["guarded"])
+        folders = dict.fromkeys(_shown(g["folder"]) for p in others for g in p["guarded"])
         shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")
         count = "1 started process was" if len(others) == 1 else f"{len(others)} started processes were"
         lines.append(f"nanproof: {count} guarded; records in {shown}")
@@ -40,6 +40,12 @@ def hand_over(outcome: Outcome) -> list[str]:
     if any(a.get("actions", {}).get("skip") for a in outcome.guarded):
         lines += [f"nanproof: moved on in skipped steps: {what}: {why}" for what, why in outcome.not_held.items()]
     return lines
+
+
+def _shown(folder: str) -> str:
+    """A folder as a command typed here can name it."""
+    path = Path(folder)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
 
 
 def _ended(outcome: Outcome) -> str:

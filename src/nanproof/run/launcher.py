@@ -77,6 +77,8 @@ class Stage:
         self._over = False
         self._record = RunRecord()
         self.died: BaseException | None = None
+        self.nothing = "torch was not imported"
+        """Why nothing was guarded, where this process has not trained."""
         self._as_usual: Callable[[], None] = lambda: None
         """Lets SIGTERM do what it does without us."""
 
@@ -203,7 +205,7 @@ class Stage:
         attached = attached or any(a.get("abandoned") for a in accounts)  # it died within its first step
         reason = ""
         if not attached and not any(p.get("attached") for p in processes):
-            reason = session.attachment.reason if session is not None else "torch was not imported"
+            reason = session.attachment.reason if session is not None else self.nothing
             if reason == "no optimizer has stepped yet":
                 reason = "no torch optimizer was stepped"
             if not missed:
@@ -246,7 +248,8 @@ def log_summary(outcome: Outcome) -> None:
 
 
 def _state(exit_code: int | None) -> State:
-    known: dict[int | None, State] = {0: "finished", GuardStop.exit_code: "stopped", 130: "interrupted", None: "ended"}
+    signals: dict[int | None, State] = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}
+    known: dict[int | None, State] = {0: "finished", GuardStop.exit_code: "stopped", None: "ended", **signals}
     return known.get(exit_code, "failed")
 
 

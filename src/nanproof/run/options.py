@@ -32,6 +32,8 @@ class Options:
     run_dir_given: bool = False
     child: bool = False
     """Whether this is a process that the program has started; alone, it keeps its records in a folder of its own."""
+    started: bool = False
+    """Whether the program is a command that trains nothing itself: the first process of it that does has the folder."""
     require: bool = False
     """End the program, exit code 2, as soon as something that it trains is not guarded."""
     until_guarded: bool = False

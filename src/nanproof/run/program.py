@@ -110,6 +110,6 @@ def _find_top(name: str) -> object:
 def _suggest(path: Path) -> str:
     if path.with_suffix(".py").is_file():
         return f"nanproof run {path.with_suffix('.py')}"
-    if not path.suffix and path.name.isidentifier():
+    if path.name.isidentifier() and _find_top(path.name) is not None:
         return f"give the path of a script, or nanproof run -m {path.name}"
-    return "give the path of a script"
+    return "give the path of a script, or a command that starts one: nanproof run torchrun train.py"

@@ -81,7 +81,7 @@ class RunRecord:
             log.error("nanproof: %s was not written: %s", folder / name, error)
 
     def processes(self, folder: Path) -> list[dict[str, Any]]:
-        """The records of the processes that this one has started."""
+        """The records of the processes that this one has started, in the order of their start."""
         found = []
         for path in sorted([*folder.glob("run.r*.json"), *folder.glob("*/run.json")]):
             try:
@@ -90,4 +90,4 @@ class RunRecord:
                     found.append(record)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-        return found
+        return sorted(found, key=lambda record: float(record["started"]))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from ..errors import GuardStop, UsageError
+from .command import wait_for
 
 
 def torchrun_command(words: Sequence[str], *, nproc: int, nnodes: int, rendezvous: str | None) -> list[str]:
@@ -33,23 +31,9 @@ def torchrun_command(words: Sequence[str], *, nproc: int, nnodes: int, rendezvou
 
 
 def launch(command: Sequence[str], run_dir: Path) -> int:
-    """Run it, hand signals on, and return its exit code: 66 when the guard of any rank stopped the run on purpose."""
+    """Run it and return its exit code: 66 when the guard of any rank stopped the run on purpose."""
     known = {p: p.stat().st_mtime_ns for p in run_dir.glob("run*.json")}
-    process = subprocess.Popen(command)
-
-    def hand_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
-
-    before = signal.signal(signal.SIGTERM, hand_on)
-    try:
-        while True:
-            try:
-                code = process.wait()
-                break
-            except KeyboardInterrupt:
-                continue  # the terminal has sent it to torchrun too, which ends its workers
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    code = wait_for(command)
     written = [p for p in run_dir.glob("run*.json") if p.stat().st_mtime_ns != known.get(p)]
     stopped = any(json.loads(p.read_text()).get("exit_code") == GuardStop.exit_code for p in written)
     return GuardStop.exit_code if code and stopped else code
