@@ -2,7 +2,7 @@
 
 >>> read_typed("train.py", ("--lr", "1e-3"))
 Program(target='train.py', arguments=('--lr', '1e-3'), is_module=False)
->>> read_typed("python", ("-m", "package.train", "--fast"))
+>>> read_typed(sys.executable, ("-m", "package.train", "--fast"))
 Program(target='package.train', arguments=('--fast',), is_module=True)
 >>> read_typed("bash", ("train.sh",)).name
 'train'
