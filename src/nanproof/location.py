@@ -6,7 +6,9 @@ import linecache
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from .cards import card
@@ -153,6 +155,11 @@ class Location:
         return from_json(cls, data)
 
     @property
+    def place(self) -> str:
+        """The file and line, as an editor or a command typed here takes them."""
+        return f"{shown_path(self.file)}:{self.line}"
+
+    @property
     def advice(self) -> str:
         """What to change, with the safe operation for the one that failed."""
         safe = _SAFE.get(call_name(self.op))
@@ -174,7 +181,7 @@ class Location:
     def __str__(self) -> str:
         if not self.reproduced:
             return "\n".join(["the step did not fail when it was replayed", *(f"  {n}" for n in self.notes)])
-        where = f"{self.file}:{self.line} in {self.function}" if self.line else "outside the code that was traced"
+        where = f"{self.place} in {self.function}" if self.line else "outside the code that was traced"
         name = call_name(self.op) or self.leaf or "a value"
         lines = [f"{self.mechanism} in {name} ({self.phase})", f"  {where}"]
         lines += [f"    → {frame}" for frame in self.stack]
@@ -189,7 +196,7 @@ class Location:
             lines.append(f"  path {' → '.join(self.chain[:8])}{' → …' if len(self.chain) > 8 else ''}")
         lines += [f"  note {n}" for n in self.notes]
         lines += [f"  {self.proof}"] if self.proof else []
-        lines += [f"  also {o.op or o.leaf} at {o.file}:{o.line} ({o.mechanism})" for o in self.also]
+        lines += [f"  also {o.op or o.leaf} at {o.place} ({o.mechanism})" for o in self.also]
         return "\n".join([*lines, f"  do   {self.advice}"])
 
     def _repr_html_(self) -> str:
@@ -200,11 +207,26 @@ class Location:
 
 
 def _facts(place: Location) -> dict[str, str]:
-    where = f"{place.file}:{place.line} in {place.function}" if place.line else "outside the code that was traced"
+    where = f"{place.place} in {place.function}" if place.line else "outside the code that was traced"
     return {
         "where": where, "module": place.module, "why": place.why, "path": " → ".join(place.chain[:8]),
         "proof": place.proof, "last changed by": place.commit, "do": place.advice,
     }  # fmt: skip
+
+
+_started_in = ""
+with suppress(OSError):  # a folder that is gone
+    _started_in = str(Path.cwd())
+
+
+def shown_path(path: str) -> str:
+    """A path as it can be typed where this program was started, whatever folder it has changed to since.
+
+    >>> shown_path(f"{_started_in}/src/train.py"), shown_path("/elsewhere/train.py")
+    ('src/train.py', '/elsewhere/train.py')
+    """
+    inside = _started_in and path.startswith(_started_in.rstrip("/") + "/")
+    return path[len(_started_in.rstrip("/")) + 1 :] if inside else path
 
 
 def code_frame(file: str, line: int, around: int = 2) -> list[str]:

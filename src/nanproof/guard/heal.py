@@ -335,7 +335,7 @@ def told(healing: Healing, number: int) -> list[str]:
     """What was found, why, what it costs, what it does not do, and how to make it permanent."""
     first, names = healing.repairs[0], ", ".join(r.name for r in healing.repairs)
     place = healing.location
-    where = f"{place.op} at {place.file}:{place.line} " if place is not None and place.line else ""
+    where = f"{place.op} at {place.place} " if place is not None and place.line else ""
     share = sum(r.share for r in healing.repairs)
     does = (
         f"computes in {first.dtype} from step {number:,} on"

@@ -51,7 +51,7 @@ class Loggers(Observer):
     def incident(self, incident: Incident) -> None:
         """An incident, as text."""
         at = incident.location
-        where = f" at {at.file}:{at.line}, {at.mechanism}" if at is not None and at.file else ""
+        where = f" at {at.place}, {at.mechanism}" if at is not None and at.file else ""
         text = f"{incident.verdict} → {incident.action.kind}{where}"
         self._each(lambda tell, say: say(incident.step, text))
 

@@ -16,6 +16,7 @@ from ..captured import CapturedState
 from ..errors import UsageError
 from ..files import Lock, make_folder, write_atomic
 from ..locating import Location
+from ..location import shown_path
 from ..records import Action, Incident, Repair, TensorFacts, Verdict
 from .examine import batch_facts
 from .incident import IncidentFolder, environment, now
@@ -131,7 +132,7 @@ class RunDir:
             name = where.name if where is not None else ""
             if elsewhere and verdict.rank is not None:
                 name = name.replace(suffix, f"-r{verdict.rank}", 1)
-            kept = f"; {where.with_name(name)}" if where is not None else ""
+            kept = f"; {shown_path(str(where.with_name(name)))}" if where is not None else ""
             log.warning(
                 "nanproof: %s → %s (%s)%s", verdict, action.kind, action.reason, f"{detail}{told}{tapped}{kept}"
             )
@@ -150,7 +151,9 @@ class RunDir:
 
     def summary(self) -> str:
         any_kept = self._incidents is not None and self._incidents.path.is_dir()
-        return self.tally.summary(str(self._incidents.path) if self._incidents is not None and any_kept else "")
+        return self.tally.summary(
+            shown_path(str(self._incidents.path)) if self._incidents is not None and any_kept else ""
+        )
 
     def close(self) -> None:
         if self.closed:
@@ -178,5 +181,5 @@ def describe(
 
 def _place(location: Location) -> str:
     """A location in a line: the place, the operation if it is one, and what happened there."""
-    where = f"{location.file}:{location.line} {location.op}".strip() if location.file else ""
+    where = f"{location.place} {location.op}".strip() if location.file else ""
     return ": ".join(p for p in (where, location.why) if p)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..guard import Guard
 from ..guard.observers import Observer
+from ..location import shown_path
 from ..records import Action, Reading, Verdict
 from ..tensors import has_memory
 from .module_lookup import Loose, find_owners, leaves_of
@@ -152,7 +153,7 @@ def describe(guard: Guard) -> str:
     of = f" of {', '.join(dict.fromkeys(models))}" if models else ""
     count = len(t.parameters)
     size = f"{count} tensor{'' if count == 1 else 's'}, {_short(sum(p.numel() for _, p in t.parameters))} parameters"
-    where = f"; records in {guard.run_dir}" if guard.run_dir is not None else ""
+    where = f"; records in {shown_path(str(guard.run_dir))}" if guard.run_dir is not None else ""
     return f"guarding {' and '.join(counted)} ({size}){of}{where}"
 
 

@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..location import shown_path
+
 if TYPE_CHECKING:
     from .launcher import Outcome
 
@@ -29,7 +31,7 @@ def hand_over(outcome: Outcome) -> list[str]:
         lines.append(f"nanproof: {_ended(outcome)}{'' if others else ' before a step was guarded'}")
         not_guarded.pop("the script", None)
     if others:
-        folders = dict.fromkeys(_shown(g["folder"]) for p in others for g in p["guarded"])
+        folders = dict.fromkeys(shown_path(str(g["folder"])) for p in others for g in p["guarded"])
         shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")
         count = "1 started process was" if len(others) == 1 else f"{len(others)} started processes were"
         lines.append(f"nanproof: {count} guarded; records in {shown}")
@@ -40,12 +42,6 @@ def hand_over(outcome: Outcome) -> list[str]:
     if any(a.get("actions", {}).get("skip") for a in outcome.guarded):
         lines += [f"nanproof: moved on in skipped steps: {what}: {why}" for what, why in outcome.not_held.items()]
     return lines
-
-
-def _shown(folder: str) -> str:
-    """A folder as a command typed here can name it."""
-    path = Path(folder)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
 
 
 def _ended(outcome: Outcome) -> str:
@@ -90,7 +86,7 @@ def _told(incident: dict[str, Any]) -> list[str]:
     tensors = incident.get("tensors") or []
     lines = []
     if place.get("file"):
-        where = f"{place['file']}:{place['line']} {place['op']}".rstrip()
+        where = f"{shown_path(place['file'])}:{place['line']} {place['op']}".rstrip()
         lines.append(f"  cause: {where}: {place['why']}")
     elif place.get("why"):
         lines.append(f"  cause: {place['why']}")

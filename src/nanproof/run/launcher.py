@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import GuardStop, NanproofError, UsageError
 from ..launch import is_first_process, rank_and_world
+from ..location import shown_path
 from .children import after_fork, invite, watch_children
 from .import_hooks import ImportHooks
 from .options import Options
@@ -243,7 +244,10 @@ def log_summary(outcome: Outcome) -> None:
         if account["rank"] == 0:
             clean = not account.get("kinds") and not account.get("failures")
             log.log(
-                logging.INFO if clean else logging.WARNING, "%s; records in %s", account["summary"], account["folder"]
+                logging.INFO if clean else logging.WARNING,
+                "%s; records in %s",
+                account["summary"],
+                shown_path(account["folder"]),
             )
 
 

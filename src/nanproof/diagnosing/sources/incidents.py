@@ -73,7 +73,7 @@ def _location(incident: Incident, where: str) -> Iterator[Fact]:
     if location is None or not location.reproduced:
         return
     mechanism = location.mechanism
-    words = f"{mechanism} in {location.op or 'an operation'} at {location.file}:{location.line}: {location.why}"
+    words = f"{mechanism} in {location.op or 'an operation'} at {location.place}: {location.why}"
     words = words.rstrip(": ")
     if mechanism == "bad-leaf":
         kind = "input" if "batch" in location.leaf or "input" in location.leaf else "parameter"
