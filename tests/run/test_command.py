@@ -31,7 +31,8 @@ for i in range(6):
     optimizer.zero_grad()
     model(x).square().mean().backward()
     optimizer.step()
-print("finite", all(p.isfinite().all().item() for p in model.parameters()), sys.argv[1:])
+finite = all(p.isfinite().all().item() for p in model.parameters())
+sys.stdout.write(f"finite {finite} {sys.argv[1:]}\\n")  # in one write: two ranks print at once
 """
 
 

@@ -150,10 +150,8 @@ class RunDir:
         return [Repair.from_json(r) for r in json.loads((self.path / REPAIRS).read_text())]
 
     def summary(self) -> str:
-        any_kept = self._incidents is not None and self._incidents.path.is_dir()
-        return self.tally.summary(
-            shown_path(str(self._incidents.path)) if self._incidents is not None and any_kept else ""
-        )
+        kept = self._incidents.path if self._incidents is not None else None
+        return self.tally.summary(shown_path(str(kept)) if kept is not None and kept.is_dir() else "")
 
     def close(self) -> None:
         if self.closed:
