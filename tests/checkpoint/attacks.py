@@ -166,6 +166,10 @@ def nested() -> Iterator[tuple[str, bytes]]:
     yield "from-bytes-zip.pkl", b"\x80\x02ctorch.storage\n_load_from_bytes\n" + packed + b"\x85R."
     for name in ("constants.pkl", "version", ".data/serialization_id", "extra/hook.pickle", "data/99"):
         yield f"member-{name.replace('/', '-')}.pt", zipped({**members(weights()), name: inner})
+    padding = b"B" + struct.pack("<I", 5 << 20) + bytes(5 << 20) + b"0"
+    yield "member-far.pt", zipped({**members(weights()), "constants.pkl": b"\x80\x02" + padding + call(RUN) + b"."})
+    spelled = b"(lp0\n" + b"I1\na" * 20_000 + call(RUN) + b"."
+    yield "member-text.pt", zipped({**members(weights()), "extra/notes": spelled})
     yield "other.zip", zipped({"model/config.pkl": inner})
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -83,6 +83,25 @@ def test_the_ways_really_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert called, name
 
 
+def test_weights_behind_damage_name_nothing(tmp_path: Path) -> None:
+    """In megabytes of weights any short name turns up by chance."""
+    path = tmp_path / "model.safetensors"
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        path.write_bytes(b"\xff" * 8 + rng.bytes(4 << 20))
+        report = scan(path)
+        assert report.health == "damaged"
+        assert report.calls == ()
+
+
+def test_a_pickle_beside_the_weights_that_is_too_long_to_look_through_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped({**attacks.members(weights()), "constants.pkl": b"\x80\x02" + bytes(33 << 20)}))
+    report = scan(path)
+    assert report.health == "refused"
+    assert report.reasons == ("archive/constants.pkl is a pickle of 33 MB that no tensor needs",)
+
+
 @pytest.mark.parametrize("file", library_streams())
 def test_streams_of_other_libraries_are_searched(tmp_path: Path, file: str) -> None:
     path = tmp_path / file
