@@ -28,14 +28,12 @@ CHILD = """
 import os, sys
 sys.path.insert(0, {tests!r})
 import atheris
-with atheris.instrument_imports(include=["nanproof"]):
-    from fuzz.targets import TARGETS
-import fuzz.targets
 from pathlib import Path
-fuzz.targets.FOLDER = Path({scratch!r})
-target = TARGETS[{target!r}]
-fuzz.targets.warm_up()
-target(b"")  # what is imported when it is needed is here now
+with atheris.instrument_imports(include=["nanproof"]):
+    import fuzz.targets
+    fuzz.targets.FOLDER = Path({scratch!r})
+    fuzz.targets.warm_up({target!r}, Path({corpus!r}))  # most readers are imported when they are needed
+target = fuzz.targets.TARGETS[{target!r}]
 def watch(event, args):
     if fuzz.targets.is_violation(event, args):
         print("VIOLATION", event, str(args)[:200], file=sys.stderr, flush=True)
@@ -78,7 +76,9 @@ def guide(target: str, seconds: float, folder: Path) -> Numbers:
         str(corpus), f"-dict={words}", f"-max_total_time={int(seconds)}", f"-artifact_prefix={scratch}/broken-",
         "-rss_limit_mb=2048", "-timeout=25", "-max_len=4096", "-print_final_stats=1", "-verbosity=1",
     ]  # fmt: skip
-    code = CHILD.format(tests=str(ROOT / "tests"), target=target, scratch=str(scratch), options=options)
+    code = CHILD.format(
+        tests=str(ROOT / "tests"), target=target, scratch=str(scratch), corpus=str(corpus), options=options
+    )
     child = _child([sys.executable, "-c", code], seconds, folder)
     said = child.stdout + child.stderr
     count = re.findall(r"stat::number_of_executed_units: (\d+)", said) or re.findall(r"^#(\d+)", said, re.M)

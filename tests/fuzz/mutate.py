@@ -53,8 +53,7 @@ def main(target: str, corpus: str, seconds: float, seed: int, out: str) -> None:
 
     targets.FOLDER = Path(out)
     function = targets.TARGETS[target]
-    targets.warm_up()
-    function(b"")
+    targets.warm_up(target, Path(corpus))
     given = [p.read_bytes() for p in Path(corpus).iterdir()] or [b""]
 
     def watch(event: str, args: tuple[object, ...]) -> None:

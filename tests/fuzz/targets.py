@@ -17,8 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nanproof.checkpoint.calls import Calls
 from nanproof.checkpoint.dcp import read_index
 from nanproof.checkpoint.flaws import Flaw
@@ -128,6 +126,8 @@ def _checkpoint(data: bytes, name: str) -> bool:
 
 def _all_finite(data: bytes) -> None:
     """What was called finite here must be finite where torch itself loads it."""
+    import torch
+
     try:
         loaded = torch.load(io.BytesIO(data), weights_only=True)
     except Exception:  # torch reads less than we do; what it refuses needs no comparison
@@ -169,6 +169,7 @@ def fuzz_weights(data: bytes) -> None:
 
 def fuzz_safetensors(data: bytes) -> None:
     """A header of any kind in front of some numbers; what the real library accepts and refuses is compared."""
+    import torch
     from safetensors import SafetensorError, deserialize
 
     _checkpoint(data, "a.safetensors")
@@ -310,11 +311,16 @@ def fuzz_lint(data: bytes) -> None:
         raise Wrong("a rule failed")
 
 
-def warm_up() -> None:
-    """Load what torch.load imports when it is first used: a campaign ends at any library that is loaded later."""
-    buffer = io.BytesIO()
-    torch.save({"w": torch.ones(2)}, buffer)
-    _all_finite(buffer.getvalue())
+def warm_up(target: str, corpus: Path) -> None:
+    """Import what is imported when it is first needed: a campaign ends at any library that is loaded later."""
+    for path in corpus.iterdir():
+        TARGETS[target](path.read_bytes())
+    if target in ("zip", "weights", "legacy"):
+        import torch
+
+        buffer = io.BytesIO()
+        torch.save({"w": torch.ones(2)}, buffer)
+        _all_finite(buffer.getvalue())
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
