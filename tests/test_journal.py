@@ -303,6 +303,40 @@ def test_an_entry_cannot_lead_out_of_the_project(tmp_path: Path, path: str) -> N
     assert outside.read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("link", [".nanproof", ".nanproof/journal", ".nanproof/journal/.lock"])
+def test_a_link_in_place_of_the_journal_leads_nowhere(tmp_path: Path, link: str) -> None:
+    """A repository can hold links: what they point to is neither emptied, cleaned nor written to."""
+    home, outside = tmp_path / "project", tmp_path / "outside"
+    (home / link).parent.mkdir(parents=True)
+    outside.mkdir()
+    (outside / ".mine.tmp").write_bytes(b"mine")
+    (home / "a.py").write_bytes(b"old")
+    (home / link).symlink_to(outside / ".mine.tmp" if link.endswith("lock") else outside)
+    for act in (lambda: journal.apply({home / "a.py": b"new"}, home=home, why="fix"), lambda: journal.undo(home)):
+        with pytest.raises(UsageError, match=r"is a symbolic link|nothing to undo"):
+            act()
+    assert (home / "a.py").read_bytes() == b"old"
+    assert {p.name: p.read_bytes() for p in outside.iterdir()} == {".mine.tmp": b"mine"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["[]", "null", '"x"', "{", "[" * 100_000, '{"version": "x"}', '{"version": null}', '{"version": 1, "files": {}}',
+     '{"id": 1, "time": "", "why": "", "files": [{}], "version": 1}'],
+)  # fmt: skip
+def test_an_entry_that_does_not_follow_the_schema_is_named(tmp_path: Path, entry: str) -> None:
+    place = files.make_folder(tmp_path / journal.FOLDER / "0001")
+    (place / "entry.json").write_text(entry)
+    (tmp_path / "a.py").write_bytes(b"old")
+    for act in (
+        lambda: journal.apply({tmp_path / "a.py": b"new"}, home=tmp_path, why="x"),
+        lambda: journal.undo(tmp_path),
+    ):
+        with pytest.raises(FormatError, match="0001 is not a journal entry"):
+            act()
+    assert (tmp_path / "a.py").read_bytes() == b"old"
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -80,7 +80,7 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         _fault("create")
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def writable(self) -> bool:
         return True
@@ -396,7 +396,12 @@ class Lock:
     def acquire(self) -> None:
         """Take the lock, or raise `LockedError` naming the owner."""
         _fault("lock")
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:  # not through a link: the file is emptied, and a folder out of a repository may point it anywhere
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UsageError(f"{self.path} is a symbolic link", hint="remove it, then run again") from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -80,7 +80,7 @@ def apply(
         if _hash(path) != _digest(data):
             raise UsageError(f"{path} was edited since it was read; nothing was written", hint="run it again")
     _refuse_read_only(contents, home)
-    place = files.make_folder(home / FOLDER)
+    place = files.make_folder(_place(home))
     _keep_out_of_git(home)
     with _Locked(place):
         number = 1 + max((int(a.id) for a in _entries(home)), default=0)
@@ -146,7 +146,7 @@ def unfinished(home: Path) -> tuple[Application, ...]:
 
 def recover(home: Path) -> tuple[Application, ...]:
     """Take back what a kill left half-way; returns what was taken back. Files edited since stay as they are."""
-    place = home / FOLDER
+    place = _place(home)
     if not any(place.rglob(".*.tmp")) and not unfinished(home):
         return ()
     with _Locked(place):
@@ -264,20 +264,29 @@ def _choose(home: Path, id: str | None) -> Application:
     raise UsageError(f"{what} in {home}", hint=f"choose from {known}" if known else "run it where the fix was applied")
 
 
+def _place(home: Path) -> Path:
+    """Where the journal lies: in the project itself, not where a link points."""
+    for folder in (home / FOLDER.parent, home / FOLDER):
+        if folder.is_symlink():
+            raise UsageError(f"{folder} is a symbolic link", hint="the journal stays in its project; remove the link")
+    return home / FOLDER
+
+
 def _entries(home: Path) -> list[Application]:
-    place = home / FOLDER
+    place = _place(home)
     found = []
     for folder in sorted(p for p in place.glob("[0-9]*") if p.is_dir()):
         try:
             data = json.loads((folder / "entry.json").read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise FormatError(f"{folder} is not a journal entry", hint="move it away") from None
-        if isinstance(data, dict) and data.get("version", 0) > VERSION:
+        version = data.get("version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > VERSION:
             raise FormatError(f"{folder} was written by a newer nanproof", hint="update nanproof")
         try:
             application = from_json(Application, data)
-        except (TypeError, ValueError, KeyError, AttributeError):
-            raise FormatError(f"{folder} is not a journal entry", hint="move it away") from None
+        except FormatError as error:
+            raise FormatError(f"{folder} is not a journal entry: {error.message}", hint="move it away") from None
         _check(home, folder, application)
         found.append(application)
     return found

@@ -56,6 +56,18 @@ def lines(text: str) -> str:
     return "\n".join("\t".join(plain(part) for part in line.split("\t")) for line in text.split("\n"))
 
 
+def clean_record(record: Any) -> bool:
+    """A filter for `logging`: the message of a record, made harmless before any handler sees it.
+
+    >>> import logging
+    >>> record = logging.makeLogRecord({"msg": "grad of %s", "args": ("w\\x1b[2J",)})
+    >>> clean_record(record), record.getMessage()
+    (True, 'grad of w\\\\x1b[2J')
+    """
+    record.msg, record.args = lines(record.getMessage()), ()
+    return True
+
+
 def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
     """Text in a color, for `show`: the color appears on a terminal only.
 

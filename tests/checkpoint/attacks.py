@@ -152,6 +152,11 @@ def ways() -> Iterator[tuple[str, bytes]]:
     yield "popped.pt", beside_weights(call(RUN) + b"0N")
     yield "before-damage.pkl", b"\x80\x02" + call(RUN) + b"\xff\xff"
     yield "before-cut.pkl", b"\x80\x02" + call(RUN) + b"X\xff\xff\0\0abc"
+    # The frame holds two bytes; a text that crosses its end hides a call from whoever reads on to the end of the text.
+    hidden = b"(\x95" + struct.pack("<Q", 2) + b"B\x07\x01\0\0\0\0" + (call(RUN) + b"(").ljust(0x105, b"N") + b"1."
+    yield "frame.pkl", b"\x80\x05NV" + b"a" * (8192 * 16 - 17) + b"\n0" + hidden
+    inside = b"\x95" + struct.pack("<Q", 30) + b"N\x95" + struct.pack("<Q", 2) + b"N0" + call(RUN)
+    yield "frame-in-frame.pkl", b"\x80\x05" + inside + b"."
     yield "second.pkl", pickle.dumps({"lr": 1.0}) + b"\x80\x02" + call(RUN) + b"."
     yield from nested()
 
@@ -166,6 +171,10 @@ def nested() -> Iterator[tuple[str, bytes]]:
     yield "from-bytes-zip.pkl", b"\x80\x02ctorch.storage\n_load_from_bytes\n" + packed + b"\x85R."
     for name in ("constants.pkl", "version", ".data/serialization_id", "extra/hook.pickle", "data/99"):
         yield f"member-{name.replace('/', '-')}.pt", zipped({**members(weights()), name: inner})
+    padding = b"B" + struct.pack("<I", 5 << 20) + bytes(5 << 20) + b"0"
+    yield "member-far.pt", zipped({**members(weights()), "constants.pkl": b"\x80\x02" + padding + call(RUN) + b"."})
+    spelled = b"(lp0\n" + b"I1\na" * 20_000 + call(RUN) + b"."
+    yield "member-text.pt", zipped({**members(weights()), "extra/notes": spelled})
     yield "other.zip", zipped({"model/config.pkl": inner})
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -69,7 +69,7 @@ def test_the_ways_really_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Python's own unpickler does what the attacks say: they are no invention."""
     import torch.utils.collect_env
 
-    plain = {name: data for name, data in ways() if name.endswith(".pkl") and not name.startswith("from")}
+    plain = {name: data for name, data in ways() if name.endswith(".pkl") and not name.startswith(("from", "frame"))}
     called: list[object] = []
     monkeypatch.setattr(torch.utils.collect_env, "run", lambda *args: called.append(args))
     for name, data in plain.items():
@@ -81,6 +81,59 @@ def test_the_ways_really_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError):
             pass
         assert called, name
+
+
+def test_weights_behind_damage_name_nothing(tmp_path: Path) -> None:
+    """In megabytes of weights any short name turns up by chance."""
+    path = tmp_path / "model.safetensors"
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        path.write_bytes(b"\xff" * 8 + rng.bytes(4 << 20))
+        report = scan(path)
+        assert report.health == "damaged"
+        assert report.calls == ()
+
+
+def test_a_pickle_beside_the_weights_that_is_too_long_to_look_through_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped({**attacks.members(weights()), "constants.pkl": b"\x80\x02" + bytes(33 << 20)}))
+    report = scan(path)
+    assert report.health == "refused"
+    assert report.reasons == ("archive/constants.pkl is a pickle of 33 MB that no tensor needs",)
+
+
+def test_python_runs_what_hides_behind_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from a file; versions since 3.13.15 and 3.14.7 refuse it."""
+    import torch.utils.collect_env
+
+    data = dict(ways())["frame.pkl"]
+    called: list[object] = []
+    monkeypatch.setattr(torch.utils.collect_env, "run", lambda *args: called.append(args))
+    path = tmp_path / "frame.pkl"
+    path.write_bytes(data)
+    try:
+        with path.open("rb") as file:
+            pickle.load(file)
+    except pickle.UnpicklingError as error:
+        assert "frame" in str(error)
+        return
+    assert called == [(attacks.MARK,)]
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_frames_of_real_pickles_are_fine(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps([1.0, b"y" * 100_000, "x" * 70_000, list(range(40_000)), np.ones(70_000)], protocol))
+    report = scan(path)
+    assert (report.health, [t.shape for t in report]) == ("healthy", [(70_000,)])
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_an_array_of_numpy_is_read_from_every_protocol(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps({"w": np.array([[1.0, np.nan]])}, protocol))
+    report = scan(path)
+    assert (report.health, [(t.name, t.shape) for t in report.bad]) == ("corrupt", [("w", (1, 2))])
 
 
 @pytest.mark.parametrize("file", library_streams())

@@ -68,6 +68,34 @@ def test_undo_refuses_to_overwrite_and_says_what_to_do(tmp_path: Path) -> None:
         undo(tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"action": "move", "from": "{0}/taken.pt", "to": "{0}/private/key"}', "[1]", "{", "[" * 100_000,
+     '{"action": "move", "from": "{0}/key\\u0000", "to": "key"}', '{"action": "move", "from": "", "to": ".."}'],
+)  # fmt: skip
+def test_a_journal_that_somebody_else_wrote_moves_nothing_from_elsewhere(line: str, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "quarantine.jsonl").write_text(line.replace("{0}", str(tmp_path)) + "\n")
+    with pytest.raises(FormatError, match="not a quarantine journal"):
+        undo(bad)
+    (bad / "quarantine.jsonl").write_text(
+        f'{{"action": "move", "from": "{tmp_path}/b/key", "to": "{tmp_path}/private/key"}}\n'
+    )
+    assert undo(bad) == []
+    assert (tmp_path / "private" / "key").read_text() == "secret"
+
+
+def test_a_quarantine_that_was_renamed_is_undone(tmp_path: Path) -> None:
+    run, bad = writers.series(tmp_path / "run", "hb"), tmp_path / "bad"
+    before = tree(run)
+    quarantine(list(scan_series(run)), bad)
+    assert len(undo(bad.rename(tmp_path / "elsewhere"))) == 1
+    assert tree(run) == before
+
+
 @pytest.mark.parametrize("fault", ["kill", "enospc"])
 @pytest.mark.parametrize(
     "point", [f"{p}:{n}" for p in ("append", "rename", "fsync-dir", "mkdir") for n in (1, 2) if (p, n) != ("mkdir", 2)]

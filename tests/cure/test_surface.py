@@ -159,6 +159,15 @@ def test_a_cure_is_applied_to_the_config_and_taken_back(project: Path) -> None:
     assert (project / "config.yaml").read_text() == text
 
 
+def test_a_file_that_was_edited_during_the_search_is_left_alone(project: Path) -> None:
+    hydra = "import hydra\n@hydra.main(config_path='.', config_name='config')\ndef main(cfg): ...\n"
+    found = surface(project, hydra, "--config-name", "config", config="optim:\n  lr: 0.1\n")
+    (project / "config.yaml").write_text("optim:\n  lr: 0.2  # mine\n")
+    with pytest.raises(UsageError, match=r"config\.yaml was edited since it was read; nothing was written"):
+        apply(change(found, "lr/10"), found)
+    assert (project / "config.yaml").read_text() == "optim:\n  lr: 0.2  # mine\n"
+
+
 def test_what_lives_on_the_command_line_is_not_applied_to_files(project: Path) -> None:
     found = surface(project, ARGPARSE)
     with pytest.raises(UsageError, match="is no change of a file") as told:

@@ -38,12 +38,16 @@ def seeds(target: str) -> list[bytes]:
     plain = {
         "pickle": pickles, "dcp": pickles[:6], "zip": [zip_.getvalue()], "legacy": [legacy.getvalue(), *pickles[:4]],
         "safetensors": [numbers, numbers[8:-64]], "gguf": [b"\3\0\0\0" + bytes(16)],
-        "log": [b"\1" + log, b"\2step,loss\n1,2.0\n2,nan\n", b"\0step 1 | loss 2.5 | lr 1e-4\n", b"\3[]"],
+        "log": [b"\1" + log, b"\1" + log + b'{"step": 4, "loss": NaN}\n', b"\2step,loss\n1,2.0\n2,nan\n", b"\3[]"],
         "events": [bytes(12)], "config": [b"\0a: {b: [1, 2]}\nc: &x 1\nd: *x\n", b"\1[a]\nb = 1\n", b"\2{}"],
-        "override": [b"a.b=[1,2]", b"+a={b:1}", b"~a", b"a=${b}"],
-        "lint": [b"x = torch.log(torch.softmax(y, -1))\n", b"if torch.isnan(loss):\n    continue\n"],
+        "override": [b"a.b=[1,2]", b"+a={b:1}", b"~a", b"a=${b}", b"a=int(3.7)", b"a@b=c", b"a='it\\'s'"],
+        "hydra": [b"lr: ${group.lr}\n\xff# @package _global_\nlr: 1e-3\n\xff+a={b:1}",
+                  b"x: &a [1, *a]\n\xfflr: ${..x}\n"],
     }  # fmt: skip
-    written = {"weights": _pickles, "dcp": _index, "gguf": _gguf, "events": _event, "wandb": _wandb}
+    written = {
+        "weights": _pickles, "dcp": _index, "gguf": _gguf, "events": _event, "wandb": _wandb, "lint": _examples,
+        "log": _logs,
+    }  # fmt: skip
     return [*plain.get(target, []), *(written[target]() if target in written else [])] or [b""]
 
 
@@ -89,6 +93,20 @@ def _gguf() -> list[bytes]:
         writer.write_tensors_to_file()
         writer.close()
         return [(Path(folder) / "a.gguf").read_bytes()[4:]]
+
+
+def _examples() -> list[bytes]:
+    """What each rule finds, and what it is silent about."""
+    from nanproof.linting.catalogue import all_rules
+
+    return [text.encode()[:600] for rule in all_rules() for text in (rule.bad, rule.good)]
+
+
+def _logs() -> list[bytes]:
+    """A line of each layout of text logs."""
+    from logs.samples import CASES
+
+    return [b"\0" + text.encode()[:400] for text, _, _ in CASES.values()]
 
 
 def _event() -> list[bytes]:

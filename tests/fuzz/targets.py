@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from nanproof.checkpoint.calls import Calls
 from nanproof.checkpoint.dcp import read_index
@@ -29,6 +29,21 @@ from nanproof.checkpoint.sweep import sweep_file
 from nanproof.errors import NanproofError
 
 FOLDER = Path(tempfile.gettempdir())
+FORBIDDEN = frozenset({
+    "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn", "subprocess.Popen",
+    "pickle.find_class", "socket.connect", "socket.bind", "ctypes.dlopen", "shutil.rmtree", "os.remove", "os.rename",
+    "webbrowser.open", "urllib.Request",
+})  # fmt: skip
+"""What no reader does: each is an event of Python's audit hooks."""
+
+
+def is_violation(event: str, args: tuple[Any, ...]) -> bool:
+    """Whether an audit event is one that a reader must not cause: to execute, to connect, or to write elsewhere."""
+    if event != "open":
+        return event in FORBIDDEN
+    path, _, flags = args
+    writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    return bool(writes) and isinstance(path, str) and not path.startswith((str(FOLDER), "/dev/"))
 
 
 class Wrong(AssertionError):
@@ -111,6 +126,8 @@ def _checkpoint(data: bytes, name: str) -> bool:
 
 def _all_finite(data: bytes) -> None:
     """What was called finite here must be finite where torch itself loads it."""
+    import torch
+
     try:
         loaded = torch.load(io.BytesIO(data), weights_only=True)
     except Exception:  # torch reads less than we do; what it refuses needs no comparison
@@ -152,6 +169,7 @@ def fuzz_weights(data: bytes) -> None:
 
 def fuzz_safetensors(data: bytes) -> None:
     """A header of any kind in front of some numbers; what the real library accepts and refuses is compared."""
+    import torch
     from safetensors import SafetensorError, deserialize
 
     _checkpoint(data, "a.safetensors")
@@ -203,7 +221,27 @@ def fuzz_log(data: bytes) -> None:
         series = read(_file(data[1:], f"nanproof-fuzz.{kind}"))
         json.dumps([m.text for m in timeline(series).moments])
     except NanproofError:
-        pass
+        return
+    if (
+        kind == "jsonl"
+        and _has_nan(data[1:])
+        and not any(math.isnan(v) for c in series.columns.values() for v in c.values)
+    ):
+        raise Wrong("the log holds a loss of NaN, and the columns do not")
+
+
+def _has_nan(data: bytes) -> bool:
+    """Whether any line is a plain record of a step whose loss is NaN."""
+    found = False
+    for line in data.split(b"\n"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and set(record) == {"step", "loss"} and type(record["step"]) is int:
+            loss = record["loss"]
+            found = found or (isinstance(loss, float) and math.isnan(loss) and 0 <= record["step"] < 10**9)
+    return found
 
 
 def fuzz_events(data: bytes) -> None:
@@ -242,6 +280,22 @@ def fuzz_config(data: bytes) -> None:
         pass
 
 
+def fuzz_hydra(data: bytes) -> None:
+    """Two configs and an override, parted by 0xFF: the first includes the second through its defaults list."""
+    from nanproof.config import load
+
+    first, second, word = [*data.split(b"\xff"), b"", b""][:3]
+    folder = FOLDER / "nanproof-fuzz-conf"
+    (folder / "group").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_bytes(b"defaults:\n  - group: a\n  - _self_\n" + first)
+    (folder / "group" / "a.yaml").write_bytes(second)
+    try:
+        words = [word.decode("utf-8", "replace")] if word else []
+        list(load(folder, name="config", overrides=words))
+    except NanproofError:
+        pass
+
+
 def fuzz_override(data: bytes) -> None:
     from nanproof.config.overrides import parse_override
 
@@ -257,11 +311,16 @@ def fuzz_lint(data: bytes) -> None:
         raise Wrong("a rule failed")
 
 
-def warm_up() -> None:
-    """Load what torch.load imports when it is first used: a campaign ends at any library that is loaded later."""
-    buffer = io.BytesIO()
-    torch.save({"w": torch.ones(2)}, buffer)
-    _all_finite(buffer.getvalue())
+def warm_up(target: str, corpus: Path) -> None:
+    """Import what is imported when it is first needed: a campaign ends at any library that is loaded later."""
+    for path in corpus.iterdir():
+        TARGETS[target](path.read_bytes())
+    if target in ("zip", "weights", "legacy"):
+        import torch
+
+        buffer = io.BytesIO()
+        torch.save({"w": torch.ones(2)}, buffer)
+        _all_finite(buffer.getvalue())
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -50,9 +50,13 @@ def read_index(source: Source, seen: Calls) -> Index:
         raise unreadable(".metadata is not what torch.distributed.checkpoint writes")
     index = Index()
     volumes: dict[str, int] = {}
+    pieces: set[tuple[str, tuple[int, ...] | None]] = set()
     chunks = {name: _chunks(value) for name, value in described.items() if isinstance(name, str)}
     for key, info in placed.items():
         entry, file = _entry(key, info, chunks)
+        if (entry.name, entry.offsets) in pieces:  # counted twice, it would hide one that is missing
+            raise damaged(f"{entry.name[:80]}: two entries hold the same piece of it")
+        pieces.add((entry.name, entry.offsets))
         index.files.setdefault(file, []).append(entry)
         volumes[entry.name] = volumes.get(entry.name, 0) + (math.prod(entry.sizes) if entry.sizes is not None else 0)
     _check_complete(described, chunks, volumes)

@@ -7,7 +7,24 @@ from .contents import Contents
 from .flaws import damaged, refused, unreadable
 from .source import Source, read
 
-EXTENSIONS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".distcp", ".tar")
+EXTENSIONS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".pickle", ".distcp", ".tar")
+# Files that lie beside checkpoints and are not held against them; but some can execute what they hold when loaded.
+BESIDE = (
+    ".joblib",
+    ".dill",
+    ".npy",
+    ".npz",
+    ".zip",
+    ".7z",
+    ".h5",
+    ".hdf5",
+    ".keras",
+    ".pb",
+    ".dat",
+    ".data",
+    ".nemo",
+    ".mar",
+)
 
 
 def looks_like_safetensors(head: bytes, size: int) -> bool:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, pairwise
 
-from .calls import Calls
+from .calls import KNOWN, Calls
 from .flaws import Flaw
 from .inert import Global
 from .machine import load_whole
 from .names import is_dangerous, is_known_tool
+from .opcodes import NeedMore, survey
 from .source import Source, read
+from .store import Store
 
 MAX_SEARCH = 4 << 20  # bytes looked at in one file or member, and bytes that one compressed stream may become
 MAX_DEPTH = 6
@@ -25,7 +27,17 @@ MAX_PICKLES = 1_000
 
 _IDENTIFIER = rb"[A-Za-z_][\w.]{0,99}"
 _TWO_LINES = re.compile(rb"[ci](" + _IDENTIFIER + rb")\n(" + _IDENTIFIER + rb")\r?\n")
-_TEXTS = re.compile(rb"(?:\x8c.|X.\0\0\0|\x8d.\0{7}|U.|T.\0\0\0|V|S['\"])(" + _IDENTIFIER + rb")", re.DOTALL)
+_TEXTS = re.compile(
+    rb"(?:[\x8cU](.)|[XT](.)\0{3}|\x8d(.)\0{7}|V(?=[\w.]+\n)|S(?=(['\"])[\w.]+\4))['\"]?(?=(" + _IDENTIFIER + rb"))",
+    re.DOTALL,
+)
+# Files that are no pickles: code in a layer of Keras, operations of a TensorFlow graph that touch the disk or Python.
+_OTHER_LIBRARIES = (
+    (re.compile(rb'"class_name":\s*"Lambda"'), "keras.layers", "Lambda"),
+    (re.compile(rb"\x12\x09WriteFile"), "tensorflow.io", "write_file"),
+    (re.compile(rb"\x12\x08ReadFile"), "tensorflow.io", "read_file"),
+    (re.compile(rb"\x12(\x06|\x0bEager)PyFunc"), "tensorflow", "py_function"),
+)
 _FIRST = frozenset(b"\x80c(]})liIVSNULdF")  # how a pickle can begin
 
 
@@ -59,9 +71,37 @@ def search_file(source: Source, seen: Calls) -> None:
         search(read(source, 0, min(source.size, MAX_SEARCH)), seen, run=not seen.ran)
 
 
+def holds_danger(store: Store, path: str) -> bool:
+    """Whether the first megabyte of a file that is no checkpoint names something known to be dangerous."""
+    seen = Calls()
+    try:
+        source = store.open(path)
+    except Flaw:
+        return False
+    try:
+        head = read(source, 0, min(source.size, 1 << 10))
+        if head[:6] != b"\x93NUMPY" or b"|O" in head:  # arrays of numbers hold nothing else
+            search(read(source, 0, min(source.size, 1 << 20)), seen)
+    except (Flaw, MemoryError):
+        pass
+    finally:
+        source.close()
+    return any(KNOWN in words for words in seen.reasons())
+
+
 def looks_like_pickle(data: bytes) -> bool:
     """By its first bytes: a protocol number of 2 to 5."""
     return len(data) > 2 and data[0] == 0x80 and data[1] <= 5
+
+
+def may_be_pickle(head: bytes) -> bool:
+    """The same for protocols 0 and 1 too, which have no number in front: each byte must be an instruction."""
+    if looks_like_pickle(head):
+        return True
+    try:
+        return bool(head) and head[0] in _FIRST and survey(head).flaw is None
+    except NeedMore:
+        return True
 
 
 def _run_all(data: bytes, seen: Calls) -> None:
@@ -88,12 +128,22 @@ def _run_all(data: bytes, seen: Calls) -> None:
 def _mentioned(data: bytes, seen: Calls) -> None:
     """Names known to be dangerous, in bytes that no pickle machine may get to: behind damage, or a raw array."""
     lines = ((m[1], m[2]) for m in _TWO_LINES.finditer(data))
-    # STACK_GLOBAL takes two texts
-    texts = pairwise(m[1] for m in _TEXTS.finditer(data)) if b"\x93" in data else ()
+    texts = pairwise(_texts(data)) if b"\x93" in data else ()  # STACK_GLOBAL takes two
     for module, name in chain(lines, texts):
         full = Global(module.decode("latin-1"), name.decode("latin-1"))
         if is_known_tool(full.full.removesuffix(f".{full.name}"), full.name) and full.full not in seen.called:
             seen.name([full])
+    for pattern, module, name in _OTHER_LIBRARIES:
+        if pattern.search(data):
+            seen.name([Global(module, name)])
+
+
+def _texts(data: bytes) -> Iterator[bytes]:
+    """Texts of a pickle that can be a name; the length in front must be right, or weights would seem to name things."""
+    for m in _TEXTS.finditer(data):
+        length = next((g[0] for g in m.groups()[:3] if g), None)
+        if length is None or 0 < length <= len(m[5]):
+            yield m[5][:length]
 
 
 def _opened(data: bytes) -> Iterator[tuple[str, bytes]] | None:
@@ -179,6 +229,17 @@ def _unxz(data: bytes) -> bytes:
         return b""
 
 
+def _un7z(data: bytes) -> bytes:
+    """The first block of a 7z archive, right behind its head: LZMA2, or LZMA with the usual settings."""
+    import lzma
+
+    for settings in ({"id": lzma.FILTER_LZMA2}, {"id": lzma.FILTER_LZMA1, "lc": 3, "lp": 0, "pb": 2}):
+        engine = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[settings | {"dict_size": 32 << 20}])
+        with suppress(lzma.LZMAError, EOFError, ValueError, MemoryError):
+            return engine.decompress(data[32:], MAX_SEARCH)
+    return data[32:]
+
+
 _STREAMS: dict[bytes, Callable[[bytes], bytes]] = {
     b"\x1f\x8b": lambda data: _inflate(data, 31),
     b"\x78\x01": lambda data: _inflate(data, 15),
@@ -188,4 +249,5 @@ _STREAMS: dict[bytes, Callable[[bytes], bytes]] = {
     b"BZh": _bunzip,
     b"\xfd7zXZ\0": _unxz,
     b"\x5d\0\0": _unxz,
+    b"7z\xbc\xaf\x27\x1c": _un7z,
 }

@@ -182,6 +182,8 @@ def reduce(function: Any, args: Any, seen: Calls) -> Any:
                 if not isinstance(args[0], bytes):
                     raise ValueError
                 seen.nested.append(args[0])
+            case "numpy.core.numeric._frombuffer" | "numpy._core.numeric._frombuffer" if isinstance(args[0], bytes):
+                return ArrayRef(_numpy_dtype(args[1]), sizes(args[2]), args[0])  # arrays since protocol 5
             case "numpy.core.multiarray.scalar" | "numpy._core.multiarray.scalar":
                 return ArrayRef(_numpy_dtype(args[0]), (), args[1] if isinstance(args[1], bytes) else b"")
     except (IndexError, TypeError, ValueError, AttributeError, UnicodeError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .flaws import Flaw
-from .formats import EXTENSIONS
+from .formats import BESIDE, EXTENSIONS
 from .store import Item, Store, resolve
 
 MAX_FILES = 100_000
@@ -21,6 +21,8 @@ _MARKS = re.compile(
     r"pytorch_model(-\d+-of-\d+)?\.bin|adapter_model\.(bin|safetensors)|diffusion_pytorch_model.*|"
     r"(optimizer|scheduler)(_\d+)?\.(pt|bin)|.*_(model|optim)_states\.pt|random_states_\d+\.pkl|.*\.distcp"
 )
+# Beside the tensors of a folder lie files that are not tensors; they are not held against it.
+_NOT_TENSORS = ("tokenizer", "spiece", "vocab", "merges")
 _STEP_FOLDER = re.compile(r"(?i).*(checkpoint|step|epoch|iter|ckpt)[-_=]?\d+.*")
 _NUMBERS = re.compile(r"\d+")
 _STEP = re.compile(r"(?i)(?:step|iter|iteration|checkpoint|ckpt|epoch)s?[-_=]?(\d+)")
@@ -109,12 +111,26 @@ def _folder(store: Store, path: str, name: str, depth: int = 0) -> Iterator[Chec
             for inner in _folder(store, item.path, f"{prefix}{item.name}", depth + 1):
                 count += 1
                 yield inner
-        elif not item.folder and item.name.lower().endswith(EXTENSIONS) and not item.name.startswith("."):
+        elif item.folder or item.name.startswith("."):
+            continue
+        elif item.name.lower().endswith(EXTENSIONS) or is_part(store, item):
             count += 1
             yield _file(store, item.path, f"{prefix}{item.name}")
     if not marked and not count and (not depth or path.lower().endswith(EXTENSIONS)):
         nothing = Flaw("unreadable", "is a folder without any checkpoint in it")
         yield Checkpoint(name=name, path=path, store=store, items=(), flaw=nothing)
+
+
+def is_part(store: Store, item: Item) -> bool:
+    """Whether a file in a folder is looked at: one that is no checkpoint only if loading it would be dangerous."""
+    name = item.name.rpartition("/")[2].lower()
+    if name.endswith(EXTENSIONS) and not name.startswith(_NOT_TENSORS):
+        return True
+    if not name.endswith((*EXTENSIONS, *BESIDE)):
+        return False
+    from .hidden import holds_danger
+
+    return holds_danger(store, item.path)
 
 
 def _whole(store: Store, path: str, name: str, items: list[Item]) -> Checkpoint:

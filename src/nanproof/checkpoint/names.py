@@ -102,6 +102,7 @@ _NEEDED = {
         numpy.random._sfc64: SFC64
         numpy.random.bit_generator: SeedSequence __pyx_unpickle_SeedSequence
     """,
+    "numpy arrays between the instructions of a joblib file": "joblib.numpy_pickle: NumpyArrayWrapper",
     "tensors in a plain pickle; the torch file inside is inspected as well": "torch.storage: _load_from_bytes",
     "the index of torch.distributed.checkpoint": """
         torch.distributed.checkpoint.metadata: BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex
@@ -242,6 +243,8 @@ _EXACT = frozenset(
     pandas.core.computation.eval: eval
     sklearn.utils: _joblib
     tensorflow.python.ops.io_ops: write_file read_file
+    tensorflow.io: write_file read_file
+    tensorflow: py_function
     keras.layers: Lambda
     yaml: load unsafe_load
     """)

@@ -36,7 +36,8 @@ SHAPES: list[tuple[int, int] | None] = [None] * 256
 for _op in pickletools.opcodes:
     SHAPES[ord(_op.code)] = _shape(_op)
 
-_MARK, _STOP, _BINGET, _LONG_BINGET, _GET = b"(.hjg"
+_MARK, _STOP, _BINGET, _LONG_BINGET, _GET, _FRAME = b"(.hjg\x95"
+_NO_FRAME = 1 << 64
 _LIMITS = {  # what is turned into an object several times its size: whole numbers and text
     **dict.fromkeys(b"\x8a\x8b", (MAX_LONG, "whole number")),
     **dict.fromkeys(b"X\x8c\x8dTU", (MAX_TEXT, "text")),
@@ -88,9 +89,15 @@ def survey_cut(data: bytes, start: int = 0) -> Survey:
 
 
 def _follow(data: bytes, at: int, fetched: set[int], place: list[int]) -> int:
-    size, marks = len(data), 0
+    size, marks, frame = len(data), 0, _NO_FRAME
     shapes = SHAPES
     while at < size:
+        if at >= frame:
+            # Python's machine in C goes on at the end of a frame, whatever an instruction across it would have taken
+            # as its argument: calls can hide there (python/cpython#154848)
+            if at > frame:
+                raise refused(f"an instruction at byte {place[0]:,} of the pickle crosses the end of its frame")
+            frame = _NO_FRAME
         place[0] = at
         code = data[at]
         shape = shapes[code]
@@ -109,6 +116,10 @@ def _follow(data: bytes, at: int, fetched: set[int], place: list[int]) -> int:
                 return at
             elif code in _POPPERS:
                 marks -= 1
+            elif code == _FRAME:
+                if frame != _NO_FRAME:
+                    raise refused(f"a frame at byte {at - 1:,} of the pickle begins inside another")
+                frame = at + width + int.from_bytes(data[at : at + width], "little")
             at += width
         elif kind == _COUNTED:
             length = int.from_bytes(data[at : at + width], "little")

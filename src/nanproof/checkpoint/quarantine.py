@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ def undo(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
     if not (home / JOURNAL).is_file():
         raise UsageError(f"{folder} has no {JOURNAL}", hint="give the folder that --quarantine moved to")
     open_moves: dict[str, str] = {}
-    for record in files.read_jsonl(home / JOURNAL):
+    for record in _records(home):
         source, target = _pair(record, home)
         if record.get("action") == "move":
             open_moves[target] = source
@@ -68,11 +70,27 @@ def undo(folder: str | os.PathLike[str]) -> list[tuple[str, str]]:
     return returned
 
 
-def _pair(record: dict[str, Any], home: Path) -> tuple[str, str]:
-    source, target = record.get("from"), record.get("to")
+def _records(home: Path) -> Iterator[Any]:
+    try:
+        yield from files.read_jsonl(home / JOURNAL)
+    except (ValueError, RecursionError):
+        raise _foreign(home) from None
+
+
+def _pair(record: Any, home: Path) -> tuple[str, str]:
+    """Where a checkpoint was, and where in this folder it is: a journal that somebody else wrote moves nothing else."""
+    source, target = (record.get("from"), record.get("to")) if isinstance(record, dict) else (None, None)
     if not isinstance(source, str) or not isinstance(target, str):
-        raise FormatError(f"{home / JOURNAL} is not a quarantine journal", hint="give the folder of --quarantine")
-    return source, target
+        raise _foreign(home)
+    name = Path(target).name
+    renamed = name.removeprefix(Path(source).name)  # a name that was taken got a number
+    if not name or "\0" in source + target or not re.fullmatch(r"(\.\d+)?", renamed):
+        raise _foreign(home)
+    return source, str(home.absolute() / name)
+
+
+def _foreign(home: Path) -> FormatError:
+    return FormatError(f"{home / JOURNAL} is not a quarantine journal", hint="give the folder of --quarantine")
 
 
 def _free(target: Path) -> Path:

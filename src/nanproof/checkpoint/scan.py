@@ -16,9 +16,8 @@ from ..errors import UsageError
 from .calls import Calls
 from .consistency import check_folder
 from .flaws import Flaw, Health
-from .formats import EXTENSIONS
 from .judge import judge
-from .layout import Checkpoint, discover
+from .layout import Checkpoint, discover, is_part
 from .part import Part, PartResult, scan_part
 from .report import ScanReport, SeriesReport
 from .series import order
@@ -27,9 +26,6 @@ from .store import Item, Remote
 from .sweep import Progress, default_jobs, share
 
 Policy = Literal["weights-only"]
-
-# Beside the tensors of a folder lie files that are not tensors; these are not scanned, and not held against it.
-_NOT_TENSORS = ("tokenizer", "spiece", "vocab", "merges")
 
 
 def scan(
@@ -113,7 +109,7 @@ def plan(checkpoint: Checkpoint) -> tuple[list[Part], list[tuple[Health, str]]]:
                 flaws.append((flaw.health, f"{item.name}: {flaw.why}"))
     for item in checkpoint.items:
         name = item.name.rpartition("/")[2].lower()
-        if item.name in indexed or not name.endswith(EXTENSIONS) or name.startswith((".", *_NOT_TENSORS)):
+        if item.name in indexed or name.startswith(".") or not is_part(checkpoint.store, item):
             continue
         if name.endswith(".distcp"):
             flaws.append(("damaged", f"{item.name}: no .metadata says what is in it"))

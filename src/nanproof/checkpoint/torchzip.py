@@ -60,15 +60,16 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
 
 def _search_rest(source: Source, archive: Archive, prefix: str, used: set[str], seen: Calls) -> None:
     """Members that no tensor uses: torch.load does not read them, but other programs may, and pickles hide there."""
-    from .hidden import MAX_SEARCH, looks_like_pickle, search
+    from .hidden import may_be_pickle, search
 
     for name in archive.names():
         at, size, _ = archive.place(name)
         if name in used or not size:
             continue
-        named = name.endswith((".pkl", ".pickle"))
-        if named or looks_like_pickle(read(source, at, min(size, 3))) or size <= _SMALL:
-            search(read(source, at, min(size, MAX_SEARCH)), seen, f"{name[:80]}: ")
+        if size <= _SMALL or name.endswith((".pkl", ".pickle")) or may_be_pickle(read(source, at, _SMALL)):
+            if size > MAX_PICKLE:
+                raise refused(f"{name[:80]} is a pickle of {size >> 20} MB that no tensor needs")
+            search(read(source, at, size), seen, f"{name[:80]}: ")
     if seen.strict and f"{prefix}constants.pkl" in archive:
         seen.against.append("it is a TorchScript archive")
 

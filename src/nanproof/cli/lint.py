@@ -147,10 +147,11 @@ def _add_noqa(screen: Screen, run: Inspection, found: Sequence[Checked], paths: 
     from ..linting.annotate import add_noqa
 
     new = {Path(c.path): text for c in found if (text := add_noqa(c)) is not None}
+    seen = {Path(c.path): c.document.data for c in found if c.document is not None and Path(c.path) in new}
     if not new:
         screen.note("no comment to add")
         return 0
-    done = journal.apply(new, home=run.home, why="lint --add-noqa")
+    done = journal.apply(new, home=run.home, why="lint --add-noqa", seen=seen)
     screen.data({"application": done})
     screen.note(f"added comments to {len(new)} file{'s' * (len(new) != 1)}")
     home = "" if run.home == _home_of_here() else f" {paths[0]}"

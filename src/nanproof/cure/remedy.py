@@ -83,7 +83,9 @@ def apply(change: Change, surface: Surface) -> tuple[Path, ...]:
     if outside := [p for p in paths if not p.resolve().is_relative_to(surface.folder.resolve())]:
         words = remedy_of(change, surface).command
         raise UsageError(f"{outside[0]} is not in {surface.folder}", hint=f"change it there, or run: {words}")
-    journal.apply(remedy.contents, home=journal.home_of(surface.folder), why=WHY, details={"change": change.name})
+    seen = {p: surface.read[p.resolve()] for p in paths if p.resolve() in surface.read}
+    home = journal.home_of(surface.folder)
+    journal.apply(remedy.contents, home=home, why=WHY, details={"change": change.name}, seen=seen)
     return tuple(paths)
 
 

@@ -71,6 +71,8 @@ class Surface:
     """Whether it takes ``key=value``."""
     takes_arguments: bool = False
     """Whether the fields of HF's TrainingArguments are flags."""
+    read: Mapping[Path, bytes] = field(default_factory=dict)
+    """The files as they were when the search began: one that was edited since is not changed."""
 
     def edit(self, value: Value, after: Plain) -> Edit | None:
         """The edit that gives a setting another value; None when there is no way that is understood."""
@@ -213,7 +215,12 @@ def read_surface(command: Command, folder: Path) -> Surface:
         command=command, folder=folder, settings=settings, meaning=Meaning.of(settings), codes=codes,
         options={dest: option for code in reversed(codes) for dest, option in _options(code)}, variables=variables,
         takes_words=takes_words, takes_arguments=any(code.mentions(_ARGUMENTS) for code in codes),
+        read=_contents(folder, {*(c.path for c in codes), *(v.path for v in settings if v.path)}),
     )  # fmt: skip
+
+
+def _contents(folder: Path, names: Iterable[str]) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for name in names if (path := (folder / name).resolve()).is_file()}
 
 
 def _load(paths: Iterable[Path], words: list[str], folder: Path) -> Settings:

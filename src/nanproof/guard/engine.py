@@ -35,6 +35,7 @@ from ..losses import Losses
 from ..records import Action, Incident, Level, Origin, Reading, TensorFacts, Verdict
 from ..rng import random_states, set_random_states
 from ..tensors import facts_of, is_finite, tensors_in
+from ..text import clean_record
 from .auto_locate import AutoLocate
 from .checkpoints import Checkpoints
 from .examine import Rerun, backed_off, is_ordinary_overflow, look_closely, second_reading
@@ -62,6 +63,7 @@ from .update import Backoff, Hyperparameters
 from .window import Limits
 
 log = logging.getLogger("nanproof")
+log.addFilter(clean_record)  # names of modules and parameters come from anywhere, and go to any handler
 
 
 class Engine:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..text import clean_record
+
 
 @contextmanager
 def show_messages(*, quiet: bool = False) -> Iterator[None]:
@@ -14,6 +16,7 @@ def show_messages(*, quiet: bool = False) -> Iterator[None]:
     logger = logging.getLogger("nanproof")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(clean_record)
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
