@@ -58,6 +58,16 @@ def test_a_shell_script_that_trains_twice(folder: Path) -> None:
     assert read_run(folder / "runs/a")[0].shown == "python train.py --one"
 
 
+def test_the_traceback_of_a_started_process_is_its_own(folder: Path) -> None:
+    """As when Ctrl-C comes while the guard is at work."""
+    source = TRAIN.replace("x[2, 1] =", "optimizer.register_step_pre_hook(lambda *_: 1 / 0); x[2, 1] =")
+    (folder / "train.py").write_text(source.replace('float("nan")', "1.0"))
+    done = nanproof("run", "--run-dir", "a", "python", "-u", "train.py", check=False, cwd=folder)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert f"nanproof{os.sep}run{os.sep}" not in done.stderr
+
+
 def test_torchrun_and_its_ranks(folder: Path) -> None:
     start = "import torch.distributed as d; d.init_process_group('gloo')\n"
     wrapped = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))"

@@ -102,8 +102,15 @@ def join() -> None:
     if given.get("prefix") != sys.prefix or any("multiprocessing" in w or Path(w).name == "nanproof" for w in words):
         return  # another environment; a process that brings a target of its own; a run of its own
     from .console import show_messages
-    from .launcher import Stage, log_summary
+    from .launcher import Stage, log_summary, without_ours
 
+    show = sys.excepthook
+
+    def show_theirs(kind: Any, error: BaseException, traceback: Any) -> None:
+        own = without_ours(traceback)
+        show(kind, error.with_traceback(own), own)
+
+    sys.excepthook = show_theirs  # an exception that ends the program shows its own frames, as without us
     fields = given["options"]
     stage = Stage(Options(**{**fields, "run_dir": Path(fields["run_dir"])}), log_summary)
     messages = show_messages()
