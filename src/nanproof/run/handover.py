@@ -33,7 +33,8 @@ def hand_over(outcome: Outcome) -> list[str]:
     if others:
         folders = dict.fromkeys(shown_path(str(g["folder"])) for p in others for g in p["guarded"])
         shown = ", ".join(list(folders)[:4]) + (" …" if len(folders) > 4 else "")
-        count = "1 started process was" if len(others) == 1 else f"{len(others)} started processes were"
+        number = len({p.get("pid") for p in others})  # one that trains several models has a record for each
+        count = "1 started process was" if number == 1 else f"{number} started processes were"
         lines.append(f"nanproof: {count} guarded; records in {shown}")
         bad = [f for f in folders if first_incident(Path(f)) is not None]
         if bad and not any(first_incident(Path(a["folder"])) for a in outcome.guarded):

@@ -147,11 +147,11 @@ class Stage:
         attachment = session.attachment if session is not None else None
         folder, name, guarded = self._options.run_dir, "run.json", []
         if self._options.child:  # it may be killed when the program ends, as Ray does with its actors
-            guard = next(iter(session.guards.open), None) if session is not None else None
-            if guard is None or guard.run_dir is None:
+            first = next(iter(session.guards.accounted()), None) if session is not None else None
+            if first is None:
                 return
-            folder, guarded = guard.run_dir, [{"folder": str(guard.run_dir), "rank": guard.rank}]
-            name = self._name(guard.rank, folder)
+            folder, guarded = Path(first["folder"]), [{k: first[k] for k in ("folder", "rank")}]
+            name = self._name(int(first["rank"]), folder)  # where the end will be written, too
         elif not is_first_process():
             return
         self._record.write(
