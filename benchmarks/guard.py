@@ -232,7 +232,7 @@ def measure_guard(folder: Path, seconds: float) -> Cost:
         EXACT: guarded(folder / "exact"),
         OFF: guarded(folder / "off", snapshot_every=None),
         FUSED: plain(fused=True),
-        LATE: guarded(folder / "late", fused=True, sync="late"),
+        LATE: guarded(folder / "late", fused=True, timing="deferred"),
     }
     guard = loops[EXACT].guard
     assert guard is not None
@@ -267,7 +267,7 @@ def measure_own(folder: Path, seconds: float, unit: float) -> tuple[Ratio, Ratio
         PLAIN: plain(SMALL),
         EXACT: guarded(folder / "exact", SMALL),
         FUSED: plain(SMALL, fused=True),
-        LATE: guarded(folder / "late", SMALL, fused=True, sync="late"),
+        LATE: guarded(folder / "late", SMALL, fused=True, timing="deferred"),
     }
     runs = {name: partial(cpu_seconds, loop.step) for name, loop in loops.items()}
     times = interleave(runs, seconds=seconds, warmup=10)

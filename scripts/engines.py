@@ -44,13 +44,16 @@ CELLS = ("version", "commit", "bare", "guarded", "equal", "seconds")
 INTRODUCTION = """# Engines
 
 `make engines` runs each of these with the real library on CPUs and gloo: bare, and under `nanproof run`. Batch 7 of
-rank 1 holds a NaN (pipelines: the gradient of one stage; TRL: one sample, or its reward). *Bare* is what the engine
-alone makes of it. *Equal* says whether the guarded run ends, on every rank and bit for bit, in the state of the bare
-run that never saw the batch, and whether the guard changes nothing in a run without it. *As alone*: the engine has
-skipped the step by itself and moved its loss scale; the guarded run ends in that very state. *Told*: its steps cannot
-be vetoed, and `nanproof run` says so at the first one. *Located* means that the printed incident names the
-rank and the line. *Seconds* are those of the bare and of the guarded ranks, forked from a process that has imported
-torch. Only what was run is in the table.
+rank 1 contains a NaN (pipelines: the gradient of one stage; TRL: one sample, or its reward). Only what was run is in
+the table.
+
+- **bare**: the result of the engine alone.
+- **guarded**: the result under `nanproof run`. *Located* means that the printed incident names the rank and the line.
+- **equal**: *yes* means that, on every rank and bit for bit, the guarded run ends in the state of the bare run that
+  never saw the batch, and that the guard changes nothing in a run without it. *As alone*: the engine itself skipped the
+  step and moved its loss scale, and the guarded run ends in the same state. *Told*: steps of this engine cannot be
+  vetoed, and `nanproof run` reports that at the first one.
+- **seconds**: those of the bare and of the guarded ranks, forked from a process that has already imported torch.
 
 """
 
