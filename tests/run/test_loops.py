@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+from nanproof.logs import read
 from nanproof.run.handover import hand_over
 from nanproof.run.options import Options
 from nanproof.run.session import Session
+from nanproof.watch.state import trailing
 from run.launch import Ran, different, guarded, is_finite, plain
 
 HEAD = """
@@ -492,6 +494,13 @@ def test_data_that_the_loop_draws_is_not_drawn_twice(tmp_path: Path) -> None:
     ran = guarded(tmp_path, source)
     assert len(ran.incidents) == 4
     assert len(set(ran.main["seen"])) == len(ran.main["seen"])
+
+
+def test_a_loss_that_was_not_read_is_not_logged_as_nan(tmp_path: Path) -> None:
+    ran, _ = both(tmp_path, LOOPS["gradients without a loss"])
+    assert {line["loss"] for line in ran.log} == {None}
+    assert [line["step"] for line in ran.log if line["grad_norm"] == "NaN"] == [8]
+    assert trailing(read(ran.run_dir / "training_log.jsonl")) is None, "nothing says that the run has died"
 
 
 def test_a_window_is_blamed_on_its_bad_micro_batch(tmp_path: Path) -> None:

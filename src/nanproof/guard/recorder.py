@@ -32,13 +32,15 @@ class Recorder(Observer):
         self.recent.append(reading)
         if self._file is None:
             return
+        unread = verdict.ok or verdict.kind == "guard-failed"
         line = {
             "step": reading.step,
             "update": update,
-            "loss": reading.loss,
+            # what was not read is null, which is not the same as NaN: a loop may make its gradients without a loss
+            "loss": None if math.isnan(reading.loss) and (unread or verdict.level == "gradient") else reading.loss,
             **reading.components,
-            "grad_norm": reading.grad_norm,
-            "lr": None if math.isnan(reading.lr) else reading.lr,  # not read, which is not the same as NaN
+            "grad_norm": None if math.isnan(reading.grad_norm) and unread else reading.grad_norm,
+            "lr": None if math.isnan(reading.lr) else reading.lr,
             "scale": reading.scale,
             "risk": reading.risk,
             "verdict": verdict.kind,
