@@ -76,6 +76,7 @@ class AutoLocate:
                 loss_weights=self._weights if culprit.closure is not None else None,
                 optimizer=optimizers[0] if len(optimizers) == 1 else None,
                 loss=float(culprit.loss) if culprit.closure is not None and culprit.loss is not None else None,
+                seconds=None if lockstep else self._left,
             )
             if culprit.closure is None and not found.reproduced:
                 found = culprit.capture.between(culprit.loss) or found
