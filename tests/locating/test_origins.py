@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
 import sys
@@ -13,13 +14,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import nanproof
+from nanproof import Guard, Policy
 from nanproof.errors import UsageError
 from nanproof.locating import CollectiveRefused, no_collectives
+from nanproof.locating.incidents import find_incident, read_record
 from nanproof.locating.indices import check_indices
 from nanproof.locating.mode import ReplayMode
 from nanproof.locating.suspect import suspect_commit
+from nanproof.locating.update import Healthy, replayed_update
 from support.ranks import on_ranks
 
 PAD = torch.zeros(2, 4, dtype=torch.bool)
@@ -244,6 +249,71 @@ def test_the_optimizer_that_wrote_a_bad_parameter_is_named() -> None:
     found = nanproof.locate(lambda: model(torch.ones(1, 2).half()).float().sum(), model=model, optimizer=optimizer)
     assert found.mechanism == "bad-leaf"
     assert "Adam wrote it: exp_avg_sq is 0 there and eps 1e-08 is 0 in float16" in found.why
+
+
+def guarded(tmp_path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> nanproof.Incident:
+    """The first incident of a guarded run whose gradients are finite."""
+    torch.manual_seed(0)
+    dtype = next(model.parameters()).dtype
+    guard = Guard(model, optimizer, run_dir=tmp_path / "run", policy=Policy(snapshot_every=2))
+    for _ in range(12):
+        x = torch.randn(4, 4).to(dtype)
+        verdict = guard.step(lambda x=x: model(x).float().pow(2).mean() * scale, batch=x)  # type: ignore[misc]
+        if not verdict.ok:
+            break
+    guard.close()
+    folder, _ = find_incident(tmp_path / "run")
+    return read_record(folder)
+
+
+def test_an_update_replayed_from_the_snapshot_proves_that_the_optimizer_is_the_writer(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).half()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # puts a step of its own in the place of the optimizer's
+    found = guarded(tmp_path, model, optimizer, 1e-5).location
+    assert found is not None
+    assert (found.mechanism, found.verified) == ("bad-leaf", True)
+    said = next(n for n in found.notes if "replayed from the finite snapshot of update 0" in n)
+    assert "makes 4 of 4 bad parameters non-finite again" in said
+    assert "eps 1e-08 is 0 in float16" in said
+    assert "in float32 the same update is finite" in said
+    assert "verified: the optimizer's update, replayed from finite values" in str(found)
+    assert "change its eps, lr, weight_decay or dtype" in found.advice
+
+
+def test_weights_that_outgrew_their_snapshot_are_told_with_the_reason(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=1e6)
+    found = guarded(tmp_path, model, optimizer, 1.0).location
+    assert found is not None
+    said = next(n for n in found.notes if "grew from" in n)
+    assert "weight decay alone does that, lr · weight_decay = 1e+06" in said
+
+
+def test_a_replayed_update_leaves_the_optimizer_alone() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = Healthy(
+        update=1,
+        values={p: torch.ones_like(p) for p in model.parameters()},
+        state={p: dict(s) for p, s in optimizer.state.items()},
+        gradients={p: torch.ones_like(p) for p in model.parameters()},
+    )
+    kept = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+    with torch.no_grad():
+        model.weight.fill_(math.nan)
+    said, proved = replayed_update(optimizer, before, {})
+    assert (proved, "is finite: it was not the optimizer alone" in said) == (False, True)
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer.state_dict()), tensors_of(kept[0]), strict=True))
+    assert torch.equal(model.bias, kept[1]["bias"])
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters() if p.grad is not None)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(value) if isinstance(t, Tensor)]
 
 
 def test_a_replay_with_another_loss_proves_nothing() -> None:

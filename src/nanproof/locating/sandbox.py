@@ -115,9 +115,13 @@ class Sandbox:
             for _, tensor, copy, version in self._batch:
                 if _version(tensor) != version:
                     tensor.copy_(copy)
+        self.clear()
+        set_random_states(self._random)
+
+    def clear(self) -> None:
+        """Take every gradient away; `kept` puts them back."""
         for p, _ in self._gradients.values():
             p.grad = None
-        set_random_states(self._random)
 
     def leaves(self) -> list[tuple[str, Tensor]]:
         """What a step starts from, by name: parameters, buffers, the batch, attributes and variables."""
