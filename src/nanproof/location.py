@@ -160,8 +160,15 @@ class Location:
         return f"{shown_path(self.file)}:{self.line}"
 
     @property
+    def replayed(self) -> bool:
+        """Whether an update, replayed from a healthy snapshot, is known to have written the bad parameter."""
+        return bool(self.leaf) and any("bad parameters non-finite again" in note for note in self.notes)
+
+    @property
     def advice(self) -> str:
         """What to change, with the safe operation for the one that failed."""
+        if self.mechanism == "bad-leaf" and (" wrote it: " in self.why or self.replayed):
+            return "the optimizer wrote it: change its eps, lr, weight_decay or dtype; go back to a healthy checkpoint"
         safe = _SAFE.get(call_name(self.op))
         if self.mechanism == "invalid" and safe:
             return f"{ADVICE['invalid']}; nanproof.ops.{safe} is finite there"
@@ -174,6 +181,8 @@ class Location:
             return ""
         if not self.verified:
             return "not verified: it is on the path of the bad value, but repairing it alone does not heal the step"
+        if self.replayed:
+            return "verified: the optimizer's update, replayed from finite values, makes it non-finite again"
         if self.phase in ("leaf", "outside"):
             return "verified: the step is finite once just this is repaired"
         return "verified: its inputs are good, its output is not, and the step is finite once just this is repaired"

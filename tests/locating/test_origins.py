@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import nanproof
+from nanproof import Guard, Policy
 from nanproof.errors import UsageError
 from nanproof.locating import CollectiveRefused, no_collectives
+from nanproof.locating.incidents import find_incident, read_record
+from nanproof.locating.indices import check_indices
+from nanproof.locating.mode import ReplayMode
 from nanproof.locating.suspect import suspect_commit
+from nanproof.locating.update import Healthy, replayed_update
 from support.ranks import on_ranks
 
 PAD = torch.zeros(2, 4, dtype=torch.bool)
@@ -208,6 +216,8 @@ def test_a_loss_of_weight_zero_is_not_blamed() -> None:
         (lambda h: (h * (h > 99)).sum() / (h > 99).sum(), "the sum over nothing"),
         (lambda h: (h - h.min()) / ((h * 0).max() - (h * 0).min()) * 0, ""),
         (lambda h: h[:0].mean(), "nothing is left to average"),
+        (lambda h: (h * (h * 0)).sum() / (h * 0).pow(2).sum(), "a vector of length zero is divided by its squared"),
+        (lambda h: (h * 0) / (h * 3 - h * 3), "a difference of equal values"),
         (lambda h: (h * 0).half() / ((h * 0).half().norm() + 1e-8), "eps 1e-08 is 0 in float16"),
     ],
 )
@@ -241,6 +251,71 @@ def test_the_optimizer_that_wrote_a_bad_parameter_is_named() -> None:
     assert "Adam wrote it: exp_avg_sq is 0 there and eps 1e-08 is 0 in float16" in found.why
 
 
+def guarded(tmp_path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> nanproof.Incident:
+    """The first incident of a guarded run whose gradients are finite."""
+    torch.manual_seed(0)
+    dtype = next(model.parameters()).dtype
+    guard = Guard(model, optimizer, run_dir=tmp_path / "run", policy=Policy(snapshot_every=2))
+    for _ in range(12):
+        x = torch.randn(4, 4).to(dtype)
+        verdict = guard.step(lambda x=x: model(x).float().pow(2).mean() * scale, batch=x)  # type: ignore[misc]
+        if not verdict.ok:
+            break
+    guard.close()
+    folder, _ = find_incident(tmp_path / "run")
+    return read_record(folder)
+
+
+def test_an_update_replayed_from_the_snapshot_proves_that_the_optimizer_is_the_writer(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).half()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # puts a step of its own in the place of the optimizer's
+    found = guarded(tmp_path, model, optimizer, 1e-5).location
+    assert found is not None
+    assert (found.mechanism, found.verified) == ("bad-leaf", True)
+    said = next(n for n in found.notes if "replayed from the finite snapshot of update 0" in n)
+    assert "makes 4 of 4 bad parameters non-finite again" in said
+    assert "eps 1e-08 is 0 in float16" in said
+    assert "in float32 the same update is finite" in said
+    assert "verified: the optimizer's update, replayed from finite values" in str(found)
+    assert "change its eps, lr, weight_decay or dtype" in found.advice
+
+
+def test_weights_that_outgrew_their_snapshot_are_told_with_the_reason(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=1e6)
+    found = guarded(tmp_path, model, optimizer, 1.0).location
+    assert found is not None
+    said = next(n for n in found.notes if "grew from" in n)
+    assert "weight decay alone does that, lr · weight_decay = 1e+06" in said
+
+
+def test_a_replayed_update_leaves_the_optimizer_alone() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = Healthy(
+        update=1,
+        values={p: torch.ones_like(p) for p in model.parameters()},
+        state={p: dict(s) for p, s in optimizer.state.items()},
+        gradients={p: torch.ones_like(p) for p in model.parameters()},
+    )
+    kept = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+    with torch.no_grad():
+        model.weight.fill_(math.nan)
+    said, proved = replayed_update(optimizer, before, {})
+    assert (proved, "is finite: it was not the optimizer alone" in said) == (False, True)
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer.state_dict()), tensors_of(kept[0]), strict=True))
+    assert torch.equal(model.bias, kept[1]["bias"])
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters() if p.grad is not None)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(value) if isinstance(t, Tensor)]
+
+
 def test_a_replay_with_another_loss_proves_nothing() -> None:
     model, draws = nn.Linear(2, 2), iter(range(100))
 
@@ -265,7 +340,7 @@ def test_locating_does_not_import_the_compiler() -> None:
         "f = nanproof.locate(lambda: (m(torch.ones(1, 2)) - m(torch.ones(1, 2))).pow(2).sum().sqrt(), model=m)\n"
         "assert f.verified; assert 'torch._dynamo' not in sys.modules"
     )
-    subprocess.run([__import__("sys").executable, "-c", code], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 class Inner(nn.Module):
@@ -436,3 +511,98 @@ def test_what_memory_held_before_it_was_written_over_is_no_input(how: str) -> No
     found = nanproof.locate(step, model=nn.Linear(4, 2), batch=batch)
     assert (found.op, found.phase, found.verified) == ("log", "forward", True)
     assert found.line == line_of("with out" if how == "out=" else "copied")
+
+
+def test_a_step_that_ends_the_program_is_located() -> None:
+    """ "Loss is nan, stopping training": sys.exit in the step ends neither the replay nor the program."""
+    model = nn.Linear(2, 2)
+
+    def step() -> Tensor:
+        loss = torch.log(model(torch.ones(1, 2)) * 0).sum()  # before the exit
+        if not math.isfinite(loss.item()):
+            sys.exit(1)
+        return loss
+
+    found = nanproof.locate(step, model=model)
+    assert (found.line, found.op, found.verified) == (line_of("before the exit"), "log", True)
+    assert any("SystemExit" in note for note in found.notes)
+
+
+def test_no_replay_is_begun_after_its_time() -> None:
+    model, runs = nn.Linear(2, 2), []
+
+    def step() -> Tensor:
+        runs.append(1)
+        return torch.log(model(torch.ones(1, 2)) * 0).sum()
+
+    found = nanproof.locate(step, model=model, seconds=0)
+    assert (found.op, found.verified, len(runs)) == ("log", None, 1)
+    assert any("the time for locating was used up" in note for note in found.notes)
+
+
+def test_a_loss_module_outside_the_model_is_named_by_its_variable() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.tensor([1.0, math.inf])
+
+        def forward(self, out: Tensor) -> Tensor:
+            return (out * self.weight).sum()
+
+    model, criterion = nn.Linear(2, 2), Weighted()
+    found = nanproof.locate(lambda: criterion(model(torch.ones(1, 2))), model=model)
+    assert (found.leaf, found.module, found.verified) == ("attribute criterion.weight[1]", "criterion", True)
+
+
+INDEXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "embedding": lambda v, i: nn.functional.embedding(i, v),
+    "index_select": lambda v, i: v.index_select(0, i),
+    "gather": lambda v, i: v.gather(0, i[:, None]),
+    "scatter": lambda v, i: v.scatter(0, i[:, None], 1.0),
+    "scatter_add": lambda v, i: v.scatter_add(0, i[:, None], torch.ones(len(i), 1)),
+    "index_add": lambda v, i: v.index_add(0, i, torch.ones(len(i), 2)),
+    "index": lambda v, i: v[i],
+    "index of a column": lambda v, i: v.T[:, i],
+    "index beside a mask": lambda v, i: v[:, None][i, torch.tensor([True])],
+    "index_put": lambda v, i: v.index_put((i,), torch.tensor(0.0)),
+    "take": lambda v, i: v.take(i),
+    "nll_loss": lambda v, i: nn.functional.nll_loss(v.T[:1].expand(len(i), -1), i, ignore_index=-1),
+}
+
+
+@pytest.mark.parametrize("index", [[0, 2], [2, 3], [0, -1], [-4, 0], [100, 0], [6, 1]], ids=str)
+@pytest.mark.parametrize("op", INDEXED)
+def test_an_index_out_of_range_raises_before_a_kernel_meets_it(op: str, index: list[int]) -> None:
+    """On every device as the CPU itself does: an accelerator would abort, and every later call would fail."""
+    met: list[bool] = []
+
+    class Check(ReplayMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            try:
+                check_indices(function._opname, args)
+                met.append(False)
+            except IndexError:
+                met.append(True)
+            return function(*args, **(kwargs or {}))
+
+    values = torch.randn(3, 2)
+    raised = False
+    with Check():
+        try:
+            INDEXED[op](values, torch.tensor(index))
+        except (IndexError, RuntimeError):
+            raised = True
+    assert any(met) == raised
+
+
+def test_a_repaired_value_that_becomes_an_index_does_not_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nanproof.locating.mode._recovers", lambda device: False)
+    model = nn.Linear(2, 1)
+
+    def step() -> Tensor:
+        share = model(torch.ones(4, 2)).sigmoid() / torch.zeros(4, 1)  # becomes an index
+        cell = (share.nan_to_num(0.0, 0.0) * 3).long().squeeze(-1)
+        return (torch.ones(3)[cell] * share.squeeze(-1)).sum()
+
+    found = nanproof.locate(step, model=model)
+    assert (found.line, found.reproduced) == (line_of("becomes an index"), True)

@@ -8,10 +8,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..captured import CapturedState
 from ..locating import Location, locate
+from ..locating.sandbox import Sandbox
+from ..locating.update import Healthy, replayed_update
+from ..losses import losses_of
 from ..records import Verdict
 from .ranks import Ranks
+from .snapshots import Snapshot
 from .step import OpenStep, Pass
 from .training import Training
 
@@ -31,10 +38,13 @@ class AutoLocate:
         self._settled: set[tuple[Any, ...]] = set()
         """Kinds of failure whose last location brought nothing new."""
 
-    def find(self, step: OpenStep, verdict: Verdict, culprit: Pass | None, ranks: Ranks) -> Location | None:
+    def find(
+        self, step: OpenStep, verdict: Verdict, culprit: Pass | None, ranks: Ranks, older: Snapshot | None = None
+    ) -> Location | None:
         """The origin of a bad step; None when this kind keeps leading to known places, or the budget is spent.
 
-        Without a closure the model's part is replayed; what lies between its output and the loss is not.
+        Without a closure the model's part is replayed; what lies between its output and the loss is not. From a
+        snapshot of an ``older`` state an update is replayed, to learn whether the optimizer wrote a bad parameter.
         """
         lockstep = ranks.any(ranks.sharded) and not ranks.alone
         if lockstep:
@@ -56,6 +66,9 @@ class AutoLocate:
         if found is None or not reproduced:
             return None
         self._places.add(place)
+        state = found.leaf.startswith("parameter") or verdict.origin == "state"
+        if state and older is not None and ranks.alone and culprit is not None and culprit.closure is not None:
+            found = self._with_update(found, culprit, older)
         return dataclasses.replace(found, rank=None if ranks.alone else ranks.rank)
 
     def _try(
@@ -76,6 +89,7 @@ class AutoLocate:
                 loss_weights=self._weights if culprit.closure is not None else None,
                 optimizer=optimizers[0] if len(optimizers) == 1 else None,
                 loss=float(culprit.loss) if culprit.closure is not None and culprit.loss is not None else None,
+                seconds=None if lockstep else self._left,
             )
             if culprit.closure is None and not found.reproduced:
                 found = culprit.capture.between(culprit.loss) or found
@@ -83,6 +97,34 @@ class AutoLocate:
             log.warning("nanproof: the bad step could not be located: %s: %s", type(error).__name__, error)
             return None
         return found
+
+    def _with_update(self, found: Location, culprit: Pass, older: Snapshot) -> Location:
+        """The location with what an update from an older, healthy state shows."""
+        training = self._training
+        if len(training.optimizers) != 1 or culprit.closure is None or self._left <= 0:
+            return found
+        (optimizer,) = training.optimizers
+        try:
+            sandbox = Sandbox(training.model, culprit.batch, culprit.closure.again)
+            with sandbox.kept(), older.borrowed():
+                sandbox.clear()
+                with torch.enable_grad():
+                    losses_of(culprit.closure.again(), self._weights).total.backward()  # type: ignore[no-untyped-call]
+                gradients: dict[Tensor, Tensor] = {
+                    p: p.grad.detach() for _, p in training.parameters if p.grad is not None
+                }
+            before = Healthy(
+                update=older.update, values=older.values(), state=older.optimizer_state(optimizer), gradients=gradients
+            )
+            said, proved = replayed_update(optimizer, before, {p: n for n, p in training.parameters})
+        except Exception as error:  # the location stands without it
+            log.warning("nanproof: an update could not be replayed: %s: %s", type(error).__name__, error)
+            return found
+        if not said:
+            return found
+        return dataclasses.replace(
+            found, notes=(*found.notes, said), verified=True if proved and found.leaf else found.verified
+        )
 
 
 def _same_pass(step: OpenStep, verdict: Verdict, culprit: Pass | None, ranks: Ranks) -> Pass | None:

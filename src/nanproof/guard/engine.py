@@ -571,7 +571,8 @@ class Engine:
         if self._locate is None or not wanted or step.local or step.hyperparameters:
             return None
         with self._together(f"locating step {step.number}"):
-            return self._locate.find(step, verdict, culprit, self.ranks)
+            older = self.snapshots.older_than(self.tally.updates)
+            return self._locate.find(step, verdict, culprit, self.ranks, older)
 
     def _heal(
         self,

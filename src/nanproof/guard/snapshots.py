@@ -87,6 +87,20 @@ class Snapshot:
             _copy(live, current)
             now.restore()
 
+    def values(self) -> dict[Tensor, Tensor]:
+        """The parameters with their values of then."""
+        live = (p for _, p in self._training.model.named_parameters())
+        return dict(zip(live, self._parameters, strict=True))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
+        """What an optimizer kept then, by parameter."""
+        tensors = iter(self._tensors)
+        for one, plain in zip(self._training.optimizers, self._plain["optimizers"], strict=True):
+            kept = {p: {k: next(tensors) if v is None else v for k, v in s.items()} for p, s in plain["state"].items()}
+            if one is optimizer:
+                return kept
+        return {}
+
     def _live_parameters(self) -> list[Tensor]:
         return [_local(p) for _, p in self._training.model.named_parameters()]
 

@@ -24,7 +24,7 @@ from .mechanism import forward_op, mechanism_of, vanished_eps
 from .patch import Neutralize, Patch
 from .precision import finite_in_float64, where_rounded
 from .replay import Replay, bind
-from .sandbox import Sandbox
+from .sandbox import OutOfTime, Sandbox
 from .suspect import suspect_commit
 from .trace import Event, Trace
 from .update import writer_of
@@ -42,6 +42,7 @@ def locate(
     loss_weights: Mapping[str, float] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     loss: float | None = None,
+    seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Location:
     """Find the operation that makes a step's loss or gradients non-finite.
@@ -58,14 +59,15 @@ def locate(
     ``max_bytes`` caps the evidence that is kept. ``lockstep`` says that all ranks replay together, forward and
     backward exactly once; without it a replay refuses to communicate. ``loss_weights`` are the weights of named
     losses, ``optimizer`` explains a bad parameter, and ``loss`` is what the original step gave: a replay that
-    gives another is told as such. ``progress`` is called with what is being done.
+    gives another is told as such. After ``seconds`` no further replay is begun. ``progress`` is called with what
+    is being done.
     """
     step = bind(step_fn, model, batch)
     alone = no_collectives(model) if not lockstep else nullcontext()
     try:
         with alone, _eager(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the step has given its warnings already
-            sandbox = Sandbox(model, batch, step_fn)  # inside: it must not put back what the replay needs
+            sandbox = Sandbox(model, batch, step_fn, seconds)  # inside: it must not put back what the replay needs
             search = _Search(step, sandbox, max_bytes, loss_weights, optimizer, loss, progress)
             with sandbox.kept():
                 return search.together() if lockstep else search.run(verify)
@@ -119,6 +121,8 @@ class _Search:
             return self._proved(found, primary) if verify else found
         except CollectiveRefused:
             raise
+        except OutOfTime as error:
+            return dataclasses.replace(found, notes=(*found.notes, f"not verified: {error}"))
         except Exception as error:  # the answer stands; only its proof could not be had
             note = f"not verified: replaying the step again failed ({type(error).__name__}: {error})"
             return dataclasses.replace(found, notes=(*found.notes, note))
@@ -174,7 +178,7 @@ class _Search:
         """One traced pass; the events that the bad loss or gradients came from."""
         self._say("replaying the step, looking at every operation")
         self.sandbox.reset()
-        trace = Trace(self.sandbox.model, self.sandbox.leaves(), max_bytes=self._max_bytes, fill_empty=fill_empty)
+        trace = Trace(self.sandbox.modules(), self.sandbox.leaves(), max_bytes=self._max_bytes, fill_empty=fill_empty)
         self._trace = trace
         replay = Replay(self.step, self.sandbox, self._weights)
         replay.learn = trace.graph.learn
@@ -284,6 +288,7 @@ class _Search:
         if found.mechanism not in ("pole", "invalid") or found.phase not in ("forward", "backward"):
             return found
         self._say("replaying the forward pass in float64")
+        self.sandbox.allow()
         self.sandbox.reset()
         if not finite_in_float64(self.step, self.sandbox.model, origin, keep_grad=self._differentiates):
             return found
@@ -331,8 +336,7 @@ class _Search:
         self._say("replaying the step with the operation repaired" if patches else "replaying the step")
         self.sandbox.reset()
         replay = Replay(self.step, self.sandbox, self._weights)
-        mode: AbstractContextManager[Any] = Neutralize(patches) if patches else nullcontext()
-        with mode, kernel or nullcontext():
+        with Neutralize(patches), kernel or nullcontext():
             try:
                 losses = replay.forward()
             except UsageError:
@@ -389,14 +393,14 @@ class _Search:
             found = compiled_only(self.step, self.sandbox, self._weights) or uninitialized(self)
             if found is not None:
                 return found
+            if self._expected is not None and not math.isfinite(self._expected):
+                again = sum(not self._finite(()) for _ in range(4))
+                notes.append(f"{again} of 5 replays failed: data, random states or hardware differ from the original")
         except CollectiveRefused:
             raise
         except Exception as error:
             notes.append(f"other ways of running it could not be tried ({type(error).__name__}: {error})")
-        if self._expected is not None and not math.isfinite(self._expected):
-            again = sum(not self._finite(()) for _ in range(4))
-            notes.append(f"{again} of 5 replays failed: data, random states or hardware differ from the original")
-        else:
+        if self._expected is None or math.isfinite(self._expected):
             notes.append(
                 "if it failed before: the batch, the random states, the weights, the device or the versions differ"
             )

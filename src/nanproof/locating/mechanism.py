@@ -153,7 +153,11 @@ def _division(event: Event, first: Tensor, second: Tensor) -> tuple[Mechanism, s
     ):
         return "invalid", "0 / 0: a constant is divided by its standard deviation"
     if below.op.startswith(("sub", "amax", "max")):
-        return "invalid", "0 / 0: maximum and minimum are equal"
+        extremes = any(b.op.startswith(("amax", "max", "amin", "min")) for b in (below, *below.before))
+        return "invalid", "0 / 0: maximum and minimum are equal" if extremes else "0 / 0: a difference of equal values"
+    squares = any(b.op in ("pow", "square") for b in below.before)
+    if below.op in ("sum", "mean") and squares and not below.whole_numbers and not _counts(below):
+        return "invalid", "0 / 0: a vector of length zero is divided by its squared length"
     if below.op.startswith(("sum", "count_nonzero", "bincount", "index_add", "scatter_add", "mean")):
         totals = (
             above is not None

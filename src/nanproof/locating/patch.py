@@ -11,7 +11,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..tensors import parts_of
 from .graph import number_of
-from .mode import ReplayMode
+from .mode import ReplayMode, run_carefully
 from .values import current_stack, floats_in, key_of, kind_of
 
 
@@ -59,7 +59,7 @@ class Neutralize(ReplayMode):
         patch = self._covering(node)
         if patch is not None and node is not None and self._brings_bad_gradient((args, kwargs)):
             patch = None
-        out = function(*args, **kwargs)
+        out = run_carefully(function, args, kwargs)
         outputs = floats_in(out)
         if patch is not None:
             for tensor in outputs:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..location import call_name
-from .mode import ReplayMode
+from .mode import ReplayMode, run_carefully
 from .trace import Event, Site, operation_of
 from .values import current_stack, floats_in, key_of, kind_of
 
@@ -126,7 +126,7 @@ class _UpTo(ReplayMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = function(*args, **kwargs)
+        out = run_carefully(function, args, kwargs)
         op = operation_of(function).name
         if not (self._count or op == self._site.op) or torch._C._current_autograd_node() is not None:
             return out
@@ -142,7 +142,8 @@ class _UpTo(ReplayMode):
             self.caught = (function, tree_map(_detached, args), kwargs, finite)
             self.operands = [(self._maker.get(key_of(t)), _signs(t)) for t in given]
             raise _Enough
-        if self._count and (made := floats_in(out)):
+        views = {key_of(t) for t in given} if not operation_of(function).mutates else set()
+        if self._count and (made := [t for t in floats_in(out) if key_of(t) not in views]):
             self.inputs[result] = [self._maker[k] for t in given if (k := key_of(t)) in self._maker]
             self.signs[result] = _signs(made[0])
             self._maker |= dict.fromkeys(map(key_of, made), result)

@@ -39,6 +39,7 @@ class Replay:
     """One replay of a step: what it returned, and which backward passes it ran itself."""
 
     def __init__(self, step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, float] | None = None) -> None:
+        sandbox.allow()
         self._step, self._sandbox, self._weights = step, sandbox, weights
         self.roots: list[Tensor] = []
         """Losses on which the step called backward."""
@@ -131,7 +132,7 @@ def play(step: Callable[[], Any], name: str = "step_fn") -> Any:
         raise UsageError(
             "step_fn reads from a loader that has ended", hint="fetch the batch before, and pass it as batch="
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # "loss is nan, stopping training": sys.exit must not end the replay
         raise UsageError(
             f"{name} raised {type(error).__name__}: {error}", hint="make the step run on its own first"
         ) from error

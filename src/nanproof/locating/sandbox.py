@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +27,10 @@ _COPIED_ATTRIBUTE = 64 << 20
 """Larger tensors that a module holds as plain attributes are not copied."""
 
 
+class OutOfTime(Exception):
+    """Ends a search whose time is used up; what was found so far is the answer."""
+
+
 class Sandbox:
     """What a step reads and writes, to be put back.
 
@@ -32,9 +38,13 @@ class Sandbox:
     weights, a loss scaler), and every parameter that its gradients reach.
     """
 
-    def __init__(self, model: nn.Module, batch: Any, step: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Any, step: Callable[..., Any] | None = None, seconds: float | None = None
+    ) -> None:
         self.model = model
         self.batch = batch
+        self._begun = False
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
         used = _used_by(step) if step is not None else {}
         self.others = {n: m for n, m in used.items() if isinstance(m, nn.Module) and not _same(m, model)}
         self.tensors = [(n, t) for n, t in used.items() if isinstance(t, Tensor) and t.numel() <= _LOOKED_AT]
@@ -60,6 +70,12 @@ class Sandbox:
             for p, grad in self._gradients.values():
                 p.grad = grad
 
+    def allow(self) -> None:
+        """Raise when the time for replays is used up: after the first, no further one is begun."""
+        if self._begun and time.monotonic() > self._until:
+            raise OutOfTime("the time for locating was used up")
+        self._begun = True
+
     def hold(self, leaf: Tensor) -> bool:
         """Remember the gradient of a leaf that the step reaches; whether it is seen for the first time."""
         new = id(leaf) not in self._gradients
@@ -70,6 +86,13 @@ class Sandbox:
     def trained(self) -> list[Tensor]:
         """Every leaf that may have a gradient now."""
         return [leaf for leaf, _ in self._gradients.values()]
+
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """The modules by path; those outside the model begin with the name of the variable that holds them."""
+        found = list(self.model.named_modules())
+        for variable, other in self.others.items():
+            found += [(f"{variable}.{n}".rstrip("."), m) for n, m in other.named_modules()]
+        return found
 
     def names(self) -> dict[int, str]:
         """The parameters by name; those outside the model carry the name of the variable that holds them."""
@@ -92,9 +115,13 @@ class Sandbox:
             for _, tensor, copy, version in self._batch:
                 if _version(tensor) != version:
                     tensor.copy_(copy)
+        self.clear()
+        set_random_states(self._random)
+
+    def clear(self) -> None:
+        """Take every gradient away; `kept` puts them back."""
         for p, _ in self._gradients.values():
             p.grad = None
-        set_random_states(self._random)
 
     def leaves(self) -> list[tuple[str, Tensor]]:
         """What a step starts from, by name: parameters, buffers, the batch, attributes and variables."""
@@ -104,7 +131,7 @@ class Sandbox:
         for variable, module in self.others.items():
             named += [(f"parameter {variable}.{n}", p) for n, p in module.named_parameters()]
             named += [(f"buffer {variable}.{n}", b) for n, b in module.named_buffers()]
-        for path, module in self.model.named_modules():
+        for path, module in self.modules():
             held = ((k, v) for k, v in vars(module).items() if isinstance(v, Tensor) and not k.startswith("__"))
             named += [(f"attribute {f'{path}.{k}'.lstrip('.')}", v) for k, v in held]
         names = self.names()

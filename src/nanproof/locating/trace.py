@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..records import TensorFacts
 from ..tensors import facts_of
 from .graph import Graph, adds_gradients, number_of
 from .mode import ReplayMode
-from .values import INF, NAN, Stack, current_stack, floats_in, key_of, kind_of, tensors_in
+from .values import INF, NAN, Stack, current_stack, floats_in, key_of, kind_of, stack_and_module, tensors_in
 
 # they write their running statistics in place, which their schemas do not say
 _WRITES_UNSAID = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
@@ -165,7 +164,7 @@ class Trace(ReplayMode):
 
     def __init__(
         self,
-        model: nn.Module,
+        modules: list[tuple[str, nn.Module]],
         leaves: list[tuple[str, Tensor]],
         *,
         max_bytes: int = 256 << 20,
@@ -184,15 +183,17 @@ class Trace(ReplayMode):
         self._made: dict[int, Made] = {}
         self._tainted: dict[int, int] = {}
         """Finite values that go back to an infinity which was divided away."""
-        self._names = {id(m): n or type(m).__name__ for n, m in model.named_modules()}
-        self._modules: list[str] = []
+        self._names: dict[int, str] = {}
+        for name, module in modules:
+            self._names.setdefault(id(module), name or type(module).__name__)
+        self._running: dict[tuple[str, Any], str] = {}
+        """The module in which a line ran in the forward pass."""
         self.sites: dict[int, Site] = {}
         self._lines: Counter[tuple[str, Any]] = Counter()
         self._count = 0
         self.base = torch._C._autograd._get_sequence_nr()
         self._left = max_bytes
         self._fill_empty = fill_empty
-        self._hooks: list[Any] = []
         for name, tensor in leaves:
             self._arrive(name, tensor)
 
@@ -211,23 +212,6 @@ class Trace(ReplayMode):
         )  # fmt: skip
         self.events.append(event)
         return event
-
-    def __enter__(self) -> Trace:
-        def enter(module: nn.Module, _: Any) -> None:
-            self._modules.append(self._names.get(id(module), type(module).__name__))
-
-        def leave(module: nn.Module, _: Any, __: Any) -> None:
-            if self._modules:
-                self._modules.pop()
-
-        self._hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -270,18 +254,19 @@ class Trace(ReplayMode):
         self, call: int, function: Any, op: Operation, args: Any, shown: Any, kwargs: Any,
         before: list[tuple[int, int, Tensor]] | None, out: Any, node: Any, seq: int,
     ) -> None:  # fmt: skip
-        stack = current_stack()
+        stack, called = stack_and_module()
         own = self.sites.get(number_of(node)) if node is not None else None
-        if own and (not stack or not self._modules):  # a checkpointed function may run again outside its module
-            module = own.module
-        else:
-            module = self._modules[-1] if self._modules else ""
+        module = self._names.get(id(called), type(called).__name__) if called is not None else ""
+        if called is None and node is not None:  # a checkpointed function may run again outside its module
+            earlier = self._running.get((op.name, stack[0])) if stack else None
+            module = earlier if earlier is not None else own.module if own else ""
         site = own if own is not None and not stack else Site(op.name, stack, module)
         if adds_gradients(node) and not stack:  # no forward call stands behind it, but the call of backward does
             site = Site(op.name, current_stack(beyond=True), "")
         if node is None and stack:
             place = (op.name, stack[0])
             self._lines[place] += 1
+            self._running[place] = module
             site.nth = self._lines[place]
         self.sites.setdefault(seq, site)
         outputs = floats_in(out)

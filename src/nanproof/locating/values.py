@@ -28,7 +28,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 _CASES = os.path.join(_PACKAGE, "cases") + os.sep  # noqa: PTH118
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_SKIPPED, _LIBRARY, _USER, _BORDER = range(4)
+_SKIPPED, _LIBRARY, _USER, _BORDER, _CALL = range(5)
 _ENOUGH = 4
 """How many of the user's own frames are kept."""
 _roles: dict[CodeType, int] = {}
@@ -83,27 +83,35 @@ def floats_in(value: Any) -> list[Tensor]:
 
 def current_stack(*, beyond: bool = False) -> Stack:
     """The frames behind the current operation, up to the border of the autograd engine, or ``beyond`` it."""
+    return stack_and_module(beyond=beyond, module=False)[0]
+
+
+def stack_and_module(*, beyond: bool = False, module: bool = True) -> tuple[Stack, nn.Module | None]:
+    """The frames behind the current operation, and the innermost module that is being called."""
     frame: Any = sys._getframe(1)
     found: Stack = []
+    inside: nn.Module | None = None
     own = 0
-    while frame is not None and own < _ENOUGH:
+    while frame is not None and (own < _ENOUGH or (module and inside is None)):
         code = frame.f_code
         role = _roles.get(code)
         if role is None:
             role = _roles[code] = _role(code)
         if role == _BORDER and not beyond:
             break
-        if role in (_LIBRARY, _USER):
+        if role == _CALL and inside is None and module:
+            inside = frame.f_locals.get("self")
+        if role in (_LIBRARY, _USER) and own < _ENOUGH:
             found.append((code, frame.f_lineno))
             own += role == _USER
         frame = frame.f_back
-    return found
+    return found, inside
 
 
 def _role(code: CodeType) -> int:
     file = code.co_filename
     if file.startswith(_TORCH):
-        return _BORDER if code.co_name == "_engine_run_backward" else _SKIPPED
+        return {"_engine_run_backward": _BORDER, "_call_impl": _CALL}.get(code.co_name, _SKIPPED)
     if file.startswith(_CASES):
         return _USER
     if file.startswith(_PACKAGE):

@@ -140,7 +140,7 @@ def percentage_error_of_days_without_sales() -> Case:
     return nn.Linear(7, 2), {"history": torch.rand(3, 7), "sales": torch.tensor([[0.0, 3.0]] * 3)}, step
 
 
-@program(phase="forward", mechanism=("invalid", "pole"), op="div")
+@program(phase="forward", mechanism=("invalid", "pole", "empty-reduction"), op="div")
 def series_scaled_by_its_own_mean() -> Case:
     """DeepAR divides by the mean of the context; here the context is padding."""
 
@@ -439,7 +439,7 @@ def cloud_opacity_in_half_precision() -> Case:
     return model, {"x": torch.randn(2, 5, 3)}, mean_of_squares
 
 
-@program(phase="forward", mechanism=("invalid", "pole"), op="div")
+@program(phase="forward", mechanism=("invalid", "pole", "underflow"), op="div")
 def splat_with_a_flat_covariance() -> Case:
     """Gaussian splatting: the inverse of a two-dimensional covariance, by its determinant."""
 
@@ -649,7 +649,7 @@ def prototypes_of_an_episode_without_a_class() -> Case:
     return named(stem=nn.Linear(5, 4), act=nn.ReLU()), batch, step
 
 
-@program(phase="forward", mechanism=("invalid", "pole"), op="div")
+@program(phase="forward", mechanism=("invalid", "pole", "empty-reduction"), op="div")
 def balanced_accuracy_as_a_loss() -> Case:
     """A confusion matrix by bincount of soft assignments, one class never present."""
 
@@ -863,7 +863,12 @@ def population_by_cumulative_products() -> Case:
     return named(cohort=Cohort()), {"x": torch.ones(2, 1)}, mean_of_squares
 
 
-@program(phase=("outside", "leaf"), mechanism=("outside-dispatcher", "bad-leaf"))
+@program(
+    phase=("leaf", "outside"),
+    mechanism=("bad-leaf", "outside-dispatcher"),
+    leaf="attribute criterion.weight",
+    index=(1,),
+)
 def class_weights_from_a_histogram() -> Case:
     """Weights by inverse frequency, made in numpy before the step and held by a loss module."""
 

@@ -165,7 +165,7 @@ def spectral_norm_of_a_layer_that_starts_at_zero() -> Case:
     return named(critic=parametrizations.spectral_norm(layer)), {"x": torch.randn(2, 4)}, step
 
 
-@program(phase="forward", mechanism="invalid")
+@program(phase="forward", mechanism="invalid", module="block.norm")
 def running_variance_that_went_negative() -> Case:
     class Block(nn.Module):
         def __init__(self) -> None:

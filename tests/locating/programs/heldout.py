@@ -147,7 +147,7 @@ def probability_of_a_long_sequence() -> Case:
     return nn.Linear(4, 8), {"x": torch.randn(2, 100, 4)}, step
 
 
-@program(phase="forward", mechanism=("range-overflow",), op="convolution")
+@program(phase="forward", mechanism=("range-overflow",), op="convolution", module="block.conv")
 def convolution_in_half_precision() -> Case:
     conv = nn.Conv2d(8, 2, 3).half()
     with torch.no_grad():

@@ -72,7 +72,7 @@ def dice_of_an_empty_slice() -> Case:
     return nn.Linear(4, 4), {"x": torch.randn(2, 3, 4), "mask": torch.zeros(2, 3, 4)}, step
 
 
-@program(phase="forward", mechanism=("range-overflow",), op="addmm")
+@program(phase="forward", mechanism=("range-overflow",), op="addmm", module="head.out")
 def logits_of_a_half_head() -> Case:
     class Head(nn.Module):
         def __init__(self) -> None:

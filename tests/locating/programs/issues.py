@@ -179,7 +179,7 @@ def label_smoothing_over_padding_rows() -> Case:
     return nn.Linear(3, 4), {"x": torch.randn(2, 2, 3), "mask": mask}, step
 
 
-@program(phase="forward", mechanism="masked-row", op="_softmax")
+@program(phase="forward", mechanism="masked-row", op="_softmax", module="attention.softmax")
 def attention_over_an_empty_line() -> Case:
     """jadore801120/attention-is-all-you-need-pytorch#5: an empty sentence masks every key."""
 
