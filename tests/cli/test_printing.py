@@ -170,7 +170,8 @@ def test_no_verb_lets_a_name_out_of_a_file_act(tmp_path: Path, name: str, encodi
     every = verbs(name)
     run = subprocess.run(
         [sys.executable, "-c", RUN_ALL], input=json.dumps(every), capture_output=True, cwd=tmp_path, timeout=600,
-        text=True, encoding="utf-8", errors="surrogateescape", env=os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "120"},
+        text=True, encoding="utf-8", errors="surrogateescape",
+        env=os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "120"},
     )  # fmt: skip
     assert run.stdout.count("<<end>>") == len(every), run.stderr[-2000:]
     for part in (*run.stdout.split("\n<<end>>"), *run.stderr.split("\n")):

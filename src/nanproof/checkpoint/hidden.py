@@ -236,7 +236,8 @@ def _un7z(data: bytes) -> bytes:
     for settings in ({"id": lzma.FILTER_LZMA2}, {"id": lzma.FILTER_LZMA1, "lc": 3, "lp": 0, "pb": 2}):
         engine = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[settings | {"dict_size": 32 << 20}])
         with suppress(lzma.LZMAError, EOFError, ValueError, MemoryError):
-            return engine.decompress(data[32:], MAX_SEARCH)
+            if found := engine.decompress(data[32:], MAX_SEARCH):
+                return found
     return data[32:]
 
 

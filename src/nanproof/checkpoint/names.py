@@ -195,7 +195,7 @@ imaplib telnetlib poplib xmlrpc tempfile glob fileinput linecache distutils setu
 tkinter turtle _osx_support _aix_support _pyrepl uuid fickling picklescan modelscan tarfile zipfile sqlite3 readline
 rlcompleter site sysconfig platform atexit cffi numba weakref mmap antigravity nanproof
 _interpreters _xxsubinterpreters _frozen_importlib _frozen_importlib_external _imp __builtins__ unittest urllib2 nntplib
-filecmp pexpect pipes _signal _sqlite3 difflib compileall py_compile select selectors syslog logging
+filecmp pexpect pipes _ssl _signal _sqlite3 difflib compileall py_compile select selectors syslog logging
 """
 _ROOTS = frozenset(_MODULES.split())
 _BUILTINS = """

@@ -18,13 +18,15 @@ MAX_LINE = 1_000
 
 NAMES = {ord(op.code): op.name for op in pickletools.opcodes}
 
-_FIXED, _COUNTED, _LINES = 0, 1, 2
+_FIXED, _COUNTED, _LINES, _FRAMED = 0, 1, 2, 3
 
 
 def _shape(op: pickletools.OpcodeInfo) -> tuple[int, int]:
-    """How to find the end of an instruction: a fixed size, a length in front, or lines of text."""
+    """How to find the end of an instruction: a fixed size, a length in front, lines of text; frames stand apart."""
     if op.arg is None:
         return _FIXED, 0
+    if op.name == "FRAME":
+        return _FRAMED, op.arg.n
     if op.arg.n >= 0:
         return _FIXED, op.arg.n
     if op.arg.n == -1:  # pickletools' UP_TO_NEWLINE
@@ -36,8 +38,7 @@ SHAPES: list[tuple[int, int] | None] = [None] * 256
 for _op in pickletools.opcodes:
     SHAPES[ord(_op.code)] = _shape(_op)
 
-_MARK, _STOP, _BINGET, _LONG_BINGET, _GET, _FRAME = b"(.hjg\x95"
-_NO_FRAME = 1 << 64
+_MARK, _STOP, _BINGET, _LONG_BINGET, _GET = b"(.hjg"
 _LIMITS = {  # what is turned into an object several times its size: whole numbers and text
     **dict.fromkeys(b"\x8a\x8b", (MAX_LONG, "whole number")),
     **dict.fromkeys(b"X\x8c\x8dTU", (MAX_TEXT, "text")),
@@ -89,15 +90,10 @@ def survey_cut(data: bytes, start: int = 0) -> Survey:
 
 
 def _follow(data: bytes, at: int, fetched: set[int], place: list[int]) -> int:
-    size, marks, frame = len(data), 0, _NO_FRAME
+    size, marks, frame = len(data), 0, 0
+    until = size  # the end of the frame that is open, if it ends in these bytes
     shapes = SHAPES
-    while at < size:
-        if at >= frame:
-            # Python's machine in C goes on at the end of a frame, whatever an instruction across it would have taken
-            # as its argument: calls can hide there (python/cpython#154848)
-            if at > frame:
-                raise refused(f"an instruction at byte {place[0]:,} of the pickle crosses the end of its frame")
-            frame = _NO_FRAME
+    while at < until or at < (until := _behind_frame(at, until, size, place)):
         place[0] = at
         code = data[at]
         shape = shapes[code]
@@ -116,10 +112,6 @@ def _follow(data: bytes, at: int, fetched: set[int], place: list[int]) -> int:
                 return at
             elif code in _POPPERS:
                 marks -= 1
-            elif code == _FRAME:
-                if frame != _NO_FRAME:
-                    raise refused(f"a frame at byte {at - 1:,} of the pickle begins inside another")
-                frame = at + width + int.from_bytes(data[at : at + width], "little")
             at += width
         elif kind == _COUNTED:
             length = int.from_bytes(data[at : at + width], "little")
@@ -127,6 +119,12 @@ def _follow(data: bytes, at: int, fetched: set[int], place: list[int]) -> int:
             if limit is not None and length > limit[0]:
                 raise refused(f"a {limit[1]} of {length:,} bytes at byte {at:,} of the pickle")
             at += width + length
+        elif kind == _FRAMED:
+            if at <= frame:
+                raise refused(f"a frame at byte {at - 1:,} of the pickle begins inside another")
+            frame = at + width + int.from_bytes(data[at : at + width], "little")
+            until = min(frame, size)
+            at += width
         else:
             for _ in range(width):
                 longest = MAX_TEXT if code in _TEXTS else MAX_LINE
@@ -141,6 +139,17 @@ def _follow(data: bytes, at: int, fetched: set[int], place: list[int]) -> int:
             if code in _POPPERS:
                 marks -= 1
     raise NeedMore
+
+
+def _behind_frame(at: int, frame: int, size: int, place: list[int]) -> int:
+    """How far to go on at the end of a frame.
+
+    Python's machine in C goes on there whatever an instruction across it would have taken as its argument, so calls
+    can hide in what others take for a text (python/cpython#154848).
+    """
+    if frame < at and frame < size:
+        raise refused(f"an instruction at byte {place[0]:,} of the pickle crosses the end of its frame")
+    return size
 
 
 def _index(line: bytes) -> int:

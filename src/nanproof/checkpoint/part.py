@@ -90,7 +90,7 @@ def scan_part(
         source.close()
     result.calls = seen.reasons()
     result.notes += seen.notes()
-    if strict and (seen.against or result.format in _PICKLED):
+    if strict and (seen.against or (result.format in _PICKLED and not result.unread)):
         result.against = seen.against
     return result
 
