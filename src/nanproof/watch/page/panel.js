@@ -40,17 +40,29 @@ function state(run, alone) {
   if (why.repair) more.append(make("span", `repair: ${why.repair}`, "why"));
   if (why.command) more.append(command(why.command));
   box.append(more);
-  const facts = [...(why.evidence ?? []).map((text) => `for: ${text}`), ...(why.against ?? []).map((text) => `against: ${text}`), ...(why.ask ? [why.ask] : [])];
-  const others = (why.commands ?? []).slice(1);
-  if (!facts.length && !others.length) return box;
+  const rest = evidence(why, (why.commands ?? []).slice(1));
+  if (!rest.length) return box;
   const details = make("details");
   // in a report there is room to read; a page that lives must not move under the pointer
   details.open = alone && document.getElementById("data") !== null && matchMedia("(min-width: 901px)").matches;
-  const list = make("ul");
-  list.append(...facts.map((text) => make("li", text)));
-  details.append(make("summary", "evidence"), list, ...others.map(command));
+  details.append(make("summary", "evidence"), ...rest);
   box.append(details);
   return box;
+}
+
+function evidence(why, commands) {
+  const facts = [...(why.evidence ?? []).map((text) => `for: ${text}`), ...(why.against ?? []).map((text) => `against: ${text}`), ...(why.ask ? [why.ask] : [])];
+  const list = make("ul");
+  list.append(...facts.map((text) => make("li", text)));
+  return [...(facts.length ? [list] : []), ...commands.map(command)];
+}
+
+// Of a run that is not on top, the table alone says why.
+function cause(why) {
+  if (!why?.cause) return make("span", "–", "cause");
+  const details = make("details", undefined, "cause");
+  details.append(make("summary", why.cause), ...(why.repair ? [make("p", `repair: ${why.repair}`)] : []), ...evidence(why, why.commands ?? []));
+  return details;
 }
 
 // Several runs beside each other, and the settings in which they differ.
@@ -78,8 +90,7 @@ function comparison(runs, toggle) {
     const loss = run.loss();
     const last = make("span", loss ? show(loss.last) : "–", loss && !Number.isFinite(loss.last) ? "bad" : "");
     const values = differ.map((key) => make("span", all[i][key] ?? "–", "differs"));
-    const cause = causes ? [make("span", run.facts?.why?.cause || "–", "cause")] : [];
-    return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...cause, ...values];
+    return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...(causes ? [cause(run.facts?.why)] : []), ...values];
   });
   return [table(heads, rows, "runs")];
 }
