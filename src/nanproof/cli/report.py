@@ -45,9 +45,9 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
             write_png(found, out)
     screen.data({"wrote": out, "runs": [{"name": r.name, "state": str(r.state())} for r in found], **_compared(found)})
     for run in found:
-        screen.note(f"{run.name}: {run.state()}")
+        screen.note(f"{run.name}: {run.state()}", 2)
     for comparison in _compared(found).values():
-        screen.note(comparison.first)
+        screen.note(comparison.first, 2)
     screen.result(f"wrote {out}")
     return 0
 

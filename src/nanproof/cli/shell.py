@@ -18,7 +18,7 @@ import click
 
 from .. import __version__
 from ..errors import NanproofError
-from ..text import show, style
+from ..text import fold, show, style
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,19 +48,19 @@ class Screen:
 
             show(json.dumps(to_json(value), indent=2, allow_nan=False))
 
-    def result(self, value: RenderableType) -> None:
-        """The result for people; printed even with ``--quiet``."""
+    def result(self, value: RenderableType, indent: int | None = None) -> None:
+        """The result for people; printed even with ``--quiet``. A line that is too long is folded to an ``indent``."""
         if not self.as_json:
-            self._print(value)
+            self._print(value, indent)
 
-    def note(self, value: RenderableType) -> None:
+    def note(self, value: RenderableType, indent: int | None = None) -> None:
         """What is nice to know: silent with ``--quiet`` and with ``--json``."""
         if not self.as_json and not self.quiet:
-            self._print(value)
+            self._print(value, indent)
 
-    def _print(self, value: RenderableType) -> None:
+    def _print(self, value: RenderableType, indent: int | None) -> None:
         if isinstance(value, str):
-            show(value)
+            show(value if indent is None else fold(value, indent))
             return
         from ..text import console
 

@@ -66,7 +66,7 @@ export class Incidents {
     const title = make("strong");
     if (named) title.append(dot(run.colour));
     title.append(incident.verdict);
-    button.append(title, make("small", [incident.action, incident.cause, incident.where].filter(Boolean).join(" · ")));
+    button.append(title, make("small", [named ? run.name : "", incident.action, incident.cause, incident.where].filter(Boolean).join(" · ")));
     button.addEventListener("click", () => this.open(run, incident));
     item.append(button);
     return item;
