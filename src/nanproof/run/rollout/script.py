@@ -192,10 +192,12 @@ def _configs(nodes: Sequence[ast.AST], path: Path) -> list[tuple[Path, str]]:
     named = [folder / text for text in texts if text.endswith((".yaml", ".yml", ".json")) for folder in folders]
     found = [(place, "") for place in named if place.is_file()]
     for call in (n for n in nodes if isinstance(n, ast.Call)):
-        given = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
-        if isinstance(given.get("config_path"), str):
+        given = {
+            k.arg: str(k.value.value) for k in call.keywords if isinstance(k.value, ast.Constant) and k.value.value
+        }
+        if "config_path" in given:
             root = path.parent / given["config_path"]
-            first = f"{given.get('config_name', 'config')}".removesuffix(".yaml")
+            first = given.get("config_name", "config").removesuffix(".yaml")
             files = sorted(root.rglob("*.yaml"), key=lambda f: (f != root / f"{first}.yaml", len(f.parts), f))[:FILES]
             groups = [f.relative_to(root).parent.as_posix().replace("/", ".").strip(".") for f in files]
             found += [(f, group) for f, group in zip(files, groups, strict=True) if group or f.stem == first]
