@@ -134,8 +134,18 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{_machine()}.tmp")
 
 
-_TEMPORARY = re.compile(r"\..+\.(\d+)-([0-9a-f]{8})\.tmp")
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-(?P<machine>[0-9a-f]{8})\.tmp")
 _cleaned: set[str] = set()
+
+
+def intended(path: str | os.PathLike[str]) -> Path:
+    """The file that a temporary one was to become; any other path as it is.
+
+    >>> str(intended("runs/.report.html.12-0123abcd.tmp"))
+    'runs/report.html'
+    """
+    found = _TEMPORARY.fullmatch(Path(path).name)
+    return Path(path).with_name(found["name"]) if found else Path(path)
 
 
 @functools.cache
@@ -156,7 +166,7 @@ def _clean(folder: Path) -> None:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _TEMPORARY.fullmatch(entry.name)
-            if found and found[2] == _machine() and not _is_alive(int(found[1])):
+            if found and found["machine"] == _machine() and not _is_alive(int(found["pid"])):
                 with suppress(OSError):
                     shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 

@@ -33,10 +33,12 @@ _STYLED = re.compile(f"{_KEY}([0-9;]{{1,8}})m")
 _ASCII = str.maketrans({
     **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)), "✗": "x", "✓": "+", "▸": ">", "·": "|", "–": "-", "×": "x",
     "≤": "<=", "≥": ">=", "≈": "~", "→": "->", "…": "...", "“": '"', "”": '"', "‖": "|", "Δ": "d", "★": "*", "•": "*",
-    "−": "-",
+    "−": "-", "—": "-", "━": "-", "╸": "-", "╺": "-", "─": "-", "├": "|", "└": "`", "√": "sqrt ", "±": "+-",
+    "∞": "inf", "ε": "eps", "Σ": "sum", **dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True)),
 })  # fmt: skip
 # within a table every sign must stay one column wide
 _NARROW = _ASCII | {ord(sign): ord(plain) for sign, plain in zip("→…≤≥", ">.<>", strict=True)}
+_RAISED = re.compile("(?=[⁻⁰¹²³⁴⁵⁶⁷⁸⁹])(?<![⁻⁰¹²³⁴⁵⁶⁷⁸⁹])")  # before an exponent
 _COLORS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 
 
@@ -93,6 +95,40 @@ def show_status(text: str) -> None:
     stream.flush()
 
 
+def fold(text: str, indent: int) -> str:
+    """A line broken at blanks where the terminal ends, the rest of it indented; whole where nobody reads it on one."""
+    if not sys.stdout.isatty():
+        return text
+    import shutil
+
+    columns = shutil.get_terminal_size().columns
+    text, margin = fitting(text), " " * min(indent, columns // 3)
+    folded = [""]
+    used = 0
+    for blanks, word in re.findall(r"( *)([^ ]+)", text):
+        size = len(_STYLED.sub("", word))
+        if used and used + len(blanks) + size > columns:
+            folded.append(margin + word)
+            used = len(margin) + size
+        else:
+            folded[-1] += blanks + word
+            used += len(blanks) + size
+    return "\n".join(folded)
+
+
+def _spelled(text: str) -> str:
+    """
+    >>> _spelled("√x → 10⁻⁶ ± ε²")
+    'sqrt x -> 10^-6 +- eps^2'
+    """
+    return _RAISED.sub("^", text).translate(_ASCII)
+
+
+def fitting(text: str) -> str:
+    """Text with our signs spelled out where the terminal has none, to be laid out afterwards."""
+    return text if (sys.stdout.encoding or "ascii").lower().startswith("utf") else _spelled(text)
+
+
 def console(*, err: bool = False, width: int | None = None) -> Console:
     """A rich console whose texts are cleaned whatever they are part of."""
     from rich.console import Console
@@ -138,7 +174,7 @@ class _Lenient:
             return self._stream.write(text)
         except UnicodeEncodeError:
             code = getattr(self._stream, "encoding", None) or "ascii"
-            return self._stream.write(text.translate(_ASCII).encode(code, "backslashreplace").decode(code))
+            return self._stream.write(_spelled(text).encode(code, "backslashreplace").decode(code))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

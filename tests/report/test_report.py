@@ -129,9 +129,15 @@ def test_two_runs_on_other_gpus(runs: tuple[Path, Path], monkeypatch: pytest.Mon
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text("hello\n")
+    (tmp_path / "a.log").write_text('{"step": 1, "lr": 0.1}\n{"step": 2, "lr": 0.1}\n')
     with pytest.raises(UsageError, match="no loss"):
         write_png(find_runs([str(tmp_path / "a.log")]), tmp_path / "x.png")
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("hello\n")
+    with pytest.raises(UsageError, match="holds no values of a training"):
+        find_runs([str(tmp_path / "a.log")])
 
 
 @pytest.mark.parametrize(

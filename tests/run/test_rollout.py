@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -248,24 +249,53 @@ def test_a_first_plan_is_sound(tmp_path: Path) -> None:
     assert "--nproc 4" in loaded.stages[3].command
     with pytest.raises(UsageError, match="no training script"):
         first_plan(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"nope\.py cannot be read"):
+        first_plan(tmp_path, "nope.py")
+
+
+ARGPARSE = "parser.add_argument(\n    '--lr',\n    type=float,\n    default=3e-3,\n)"
+HYDRA = "import hydra\n@hydra.main(config_path='conf', config_name='config')\ndef main(cfg): ..."
+OWN_TRAINER = {
+    "engine.py": "class Trainer: ...",
+    "train.py": "from engine import Trainer  # no DistributedDataParallel",
+}
 
 
 @pytest.mark.parametrize(
-    ("script", "style", "setting"),
+    ("files", "processes", "style", "setting"),
     [
-        ("parser.add_argument('--lr', type=float)", "flags", {"lr": "5e-05"}),
-        ('parser.add_argument("--learning-rate")', "flags", {"learning-rate": "5e-05"}),
-        ('parser.add_argument("--lr", type=float, default=3e-3)', "flags", {"lr": "0.0015"}),
-        ("import hydra", "dotted", {"optimizer.lr": "5e-05"}),
-        ("print(1)", "dotted", None),
+        ({"train.py": ARGPARSE}, 1, "flags", {"lr": "0.0015"}),
+        ({"train.py": "RATE = 1 / 64\n@click.option('--learning-rate', default=RATE)\ndef main(): ..."}, 1, "flags",
+         {"learning-rate": "0.00781"}),
+        ({"train.py": "parser.add_argument('--lr', default=None)\nload('a.yaml')", "a.yaml": "optim: {lr: 4e-3}"}, 1,
+         "flags", {"lr": "0.002"}),
+        ({"train.py": "parser.add_argument('--lr', type=float, required=True)"}, 1, "flags", None),
+        ({"train.py": HYDRA, "conf/config.yaml": "defaults: [{optim: adam}]", "conf/optim/adam.yaml": "lr: 1e-3"}, 1,
+         "dotted", {"optim.lr": "0.0005"}),
+        ({"train.py": "import hydra"}, 1, "dotted", None),
+        ({"train.py": "torch.optim.SGD(model.parameters(), lr=0.1)"}, 1, "dotted", None),
+        ({"train.py": "from transformers import HfArgumentParser, Trainer, TrainingArguments"}, 4, "flags",
+         {"learning_rate": "2.5e-05"}),
+        ({"train.py": "import tyro\nclass Config:\n    lr: float = 5e-4"}, 1, "flags", {"lr": "0.00025"}),
+        (OWN_TRAINER, 1, "dotted", None),
+        ({"train.py": "from parts.engine import fit", "parts/engine.py": "from torch.nn.parallel import "
+          "DistributedDataParallel as D"}, 4, "dotted", None),
+        ({"train.py": "mp.spawn(work, nprocs=2)\ndist.init_process_group()"}, 1, "dotted", None),
+        ({"train.py": "rank = int(os.environ.get('LOCAL_RANK', 0))"}, 4, "dotted", None),
+        ({"train.py": "this is no Python"}, 1, "dotted", None),
     ],
-)
-def test_a_first_plan_falls_back_only_to_what_the_script_takes(
-    script: str, style: str, setting: dict[str, str] | None, tmp_path: Path
+)  # fmt: skip
+def test_a_first_plan_holds_what_the_script_can_do(
+    files: dict[str, str], processes: int, style: str, setting: dict[str, str] | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(script)
-    (tmp_path / "plan.yaml").write_text(first_plan(tmp_path))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "plan.yaml").write_text(first_plan(tmp_path, processes=4))
     loaded = load_plan(tmp_path / "plan.yaml")
+    assert (
+        max(int(n) for s in loaded.stages for n in re.findall(r"--nproc (\d+)", f"{s.command} --nproc 1")) == processes
+    )
     assert loaded.style == style
     assert (loaded.stages[-1].on_fail.set if loaded.stages[-1].on_fail else None) == setting
 

@@ -371,7 +371,7 @@ def test_on_a_phone_incidents_come_before_curves_and_an_incident_has_an_address(
         browser.get("about:blank")
         ready(browser, address)
         wait(browser, "document.getElementById('detail').open")
-        assert "Step 61" in browser.find_element(By.ID, "incident").text
+        assert "a, step 61" in browser.find_element(By.ID, "incident").text
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -406,3 +406,23 @@ def test_a_report_of_two_holds_evidence_repair_command_and_what_differs(
     parted = browser.find_element(By.ID, "parted").text
     assert "loss first differs at step 30" in parted
     assert "optimizer.lr 0.1 0.01" in parted
+
+
+def test_a_report_of_several_says_of_a_guarded_run_what_broke_and_what_repairs_it(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    for name, bad in (("dead", range(30, 60)), ("guarded", (8,))):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_log(folder / "training_log.jsonl", 60, bad=tuple(bad))
+    make_incident(tmp_path / "guarded", 8, code=CODE)
+    (tmp_path / "guarded" / "run.json").write_text('{"state": "finished", "exit_code": 0}')
+    write_html(find_runs([str(tmp_path / "dead"), str(tmp_path / "guarded")]), tmp_path / "two.html")
+    ready(browser, (tmp_path / "two.html").as_uri())
+    wait(browser, "document.body.dataset.facts == 'yes'")
+    (cell,) = browser.find_elements(By.CSS_SELECTOR, "#table details")  # what is on top is not said twice
+    cell.find_element(By.TAG_NAME, "summary").click()
+    for words in ("pole in log at model.py:12", "repair:", "for: ", "nanproof locate"):
+        assert words in cell.text
+    assert "guarded · skip" in browser.find_element(By.ID, "incidents").text
+    assert errors(browser) == []

@@ -84,6 +84,20 @@ def test_a_held_lock_means_running_and_looking_never_takes_it(tmp_path: Path) ->
     assert signs_of(tmp_path).open is None
 
 
+def test_a_run_that_still_loads_its_model_is_not_called_killed(tmp_path: Path) -> None:
+    """`nanproof run` claims the folder and lets go of its lock until the guard's first step, which may be far away."""
+    (tmp_path / "run.json").write_text(json.dumps({"state": "running", "exit_code": None}))
+    lock = tmp_path / ".lock"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
+        lock.write_text(f"process {owner.pid} on {socket.gethostname()}\n")
+        assert str(run_of(tmp_path).state()) == "running: no values yet"
+        os.utime(lock, (time.time() - 1e6,) * 2)  # written before that process began: its number was given out again
+        assert run_of(tmp_path).state().kind == "interrupted"
+        owner.communicate(b"\n")
+    os.utime(lock)
+    assert run_of(tmp_path).state().kind == "interrupted"
+
+
 def test_a_process_that_has_the_log_open_for_writing_is_seen(tmp_path: Path) -> None:
     log = tmp_path / "train.jsonl"
     write_log(log, 10)

@@ -50,8 +50,10 @@ def command(
     if name is None:
         cases = find_all()
         screen.data([{"name": c.name, "title": c.title} for c in cases])
-        screen.result("\n".join(f"{c.name:12}  {c.title}" for c in cases))
-        screen.note("\nnanproof case NAME --story tells one; --variant original trains it.")
+        for known in cases:
+            screen.result(f"{known.name:12}  {known.title}", 14)
+        screen.note("")
+        screen.note("nanproof case NAME --story tells one; --variant original trains it.", 2)
         return 0
     case = find(name)
     if sum([variant is not None or config_name is not None, story, compare]) != 1:
@@ -88,7 +90,7 @@ def _story(screen: Screen, case: Case, out: Path | None, seed: int) -> int:
     from ..cases.story import REPORT, tell_story
 
     folder = _folder(case, out, "story")
-    screen.note(f"{case.name}: {case.title}")
+    screen.note(f"{case.name}: {case.title}", 2)
     told = tell_story(case, folder, seed=seed, tell=screen.note)
     screen.data(told)
     ok = all(t.ok for t in told)

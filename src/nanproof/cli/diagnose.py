@@ -130,7 +130,7 @@ def _clear(screen: Screen, checkpoint: str, paths: tuple[str, ...]) -> int:
     clearance = check_before_resume(checkpoint, paths)
     screen.data(clearance.to_json())
     for check in clearance.checks:
-        screen.result(f"{MARKS[check.verdict]} {check.point:<11} {plain(check.found)}")
+        screen.result(f"{MARKS[check.verdict]} {check.point:<11} {plain(check.found)}", 14)
     wrong = sum(c.verdict == "wrong" for c in clearance.checks)
     skipped = len(clearance.unchecked)
     unchecked = f" ({skipped} check{'s' if skipped > 1 else ''} skipped)" if skipped else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..text import fitting
 from .shell import Screen, verb
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _show_topic(screen: Screen, topic: Topic) -> None:
     if sys.stdout.isatty():
         from rich.markdown import Markdown
 
-        screen.result(Markdown(topic.markdown()))
+        screen.result(Markdown(fitting(topic.markdown())))
     else:
         screen.result(topic.markdown())
 

@@ -102,9 +102,11 @@ def _suspected(path: Path) -> list[tuple[str, str]]:
     thread.start()
     while thread.is_alive() and time.process_time() - used < PATIENCE and time.monotonic() - began < WAIT:
         thread.join(0.02)
-    diagnosis = found[0] if found else None
+    if not found:
+        return [("cause", "not found within a second; the next command takes longer to look")]
+    diagnosis = found[0]
     if diagnosis is None or not diagnosis.causes:
-        return [("cause", "not known yet")]
+        return [("cause", "not known")]
     first = diagnosis.causes[0]
     lines = [("cause", f"{first.confidence}: {first.title}")]
     lines += [("evidence", first.evidence[0])] if first.evidence else []

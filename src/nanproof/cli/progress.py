@@ -28,7 +28,8 @@ def working(screen: Screen, words: str) -> Iterator[Callable[[str], None]]:
         return
     from rich.markup import escape
 
-    status = console(err=True).status(escape(words))
+    place = console(err=True)
+    status = place.status(escape(words), spinner="dots" if place.encoding.startswith("utf") else "line")
     timer = threading.Timer(1, status.start)
     timer.daemon = True
     timer.start()

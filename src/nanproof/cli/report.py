@@ -28,8 +28,9 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
     kind = Path(out).suffix.lower()
     if kind not in (".html", ".md", ".png"):
         raise UsageError(f"unsupported format {kind or out!r}", hint="use .html, .md or .png, as in -o report.html")
-    found = find_runs(runs)
-    with working(screen, f"reading {len(found):,} run{'s' if len(found) > 1 else ''}"):
+    with working(screen, "looking for runs") as say:
+        found = find_runs(runs)
+        say(f"reading {len(found):,} run{'s' if len(found) > 1 else ''}")
         if kind == ".html":
             from ..report.html import write_html
 
@@ -44,9 +45,9 @@ def command(screen: Screen, runs: tuple[str, ...], out: str) -> int:
             write_png(found, out)
     screen.data({"wrote": out, "runs": [{"name": r.name, "state": str(r.state())} for r in found], **_compared(found)})
     for run in found:
-        screen.note(f"{run.name}: {run.state()}")
+        screen.note(f"{run.name}: {run.state()}", 2)
     for comparison in _compared(found).values():
-        screen.note(comparison.first)
+        screen.note(comparison.first, 2)
     screen.result(f"wrote {out}")
     return 0
 

@@ -94,7 +94,8 @@ def _show(screen: Screen, plan: Plan, result: Result) -> None:
     screen.result(_table(plan, result))
     for stage in result.stages:
         for gate in (g for g in stage.gates if not g.open):
-            screen.result(f"{stage.name}, attempt {stage.attempt}: {style('✗', fg='red')} {gate.name}: {gate.reason}")
+            where = f"{stage.name}, attempt {stage.attempt}"
+            screen.result(f"{where}: {style('✗', fg='red')} {gate.name}: {gate.reason}", 2)
     screen.note(f"report: {report}")
 
 

@@ -242,14 +242,14 @@ def _show(screen: Screen, report: ScanReport, width: int) -> None:
     tail = "   → repairable" if report.repairable else ""
     color = _STYLES.get(report.health, "red")
     head = f"{plain(report.name):<{width}}   {style(f'{word:<10}', fg=color)} "
-    screen.result(f"{head}{plain(reasons[0] if reasons else '')}{tail}")
+    screen.result(f"{head}{plain(reasons[0] if reasons else '')}{tail}", width + 14)
     for words in report.reasons[1:6]:
-        screen.result(f"{'':<{width}}              {plain(words)}")
+        screen.result(f"{'':<{width}}              {plain(words)}", width + 14)
     if len(report.reasons) > 6:
         screen.result(f"{'':<{width}}              and {len(report.reasons) - 6:,} more")
     if report.against is not None:
         accepted = f"refuse it: {report.against[0]}" if report.against else "accept it"
-        screen.result(f"{'':<{width}}              torch.load(weights_only=True) would {plain(accepted)}")
+        screen.result(f"{'':<{width}}              torch.load(weights_only=True) would {plain(accepted)}", width + 14)
     for note in report.notes:
         screen.note(style(f"{'':<{width}}              note: {plain(note)}", dim=True))
 
@@ -280,7 +280,8 @@ class _Folded:
         first, last = held[0], held[-1]
         head = f"{plain(first.name)} … {plain(last.name)}"
         word = style(f"{first.health.upper():<10}", fg=_STYLES.get(first.health, "red"))
-        self._screen.result(f"{head:<{self._width}}   {word} {len(held):,} checkpoints, each: {plain(_reason(first))}")
+        reason = f"{len(held):,} checkpoints, each: {plain(_reason(first))}"
+        self._screen.result(f"{head:<{self._width}}   {word} {reason}", self._width + 14)
 
 
 def _alike(report: ScanReport) -> tuple[str, str]:
@@ -317,4 +318,4 @@ def _show_end(screen: Screen, series: SeriesReport, bisected: bool = False) -> N
         screen.result(f"read {len(series.reports)} of {series.total} checkpoints")
     for turn in series.turns:
         healthy, bad = turn.last_healthy or "none", turn.first_bad or "none"
-        screen.result(f"last healthy: {plain(healthy)}    first bad: {plain(bad)}")
+        screen.result(f"last healthy: {plain(healthy)}    first bad: {plain(bad)}", 4)

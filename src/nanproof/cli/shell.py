@@ -18,7 +18,7 @@ import click
 
 from .. import __version__
 from ..errors import NanproofError
-from ..text import show, style
+from ..text import fold, show, style
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,19 +48,19 @@ class Screen:
 
             show(json.dumps(to_json(value), indent=2, allow_nan=False))
 
-    def result(self, value: RenderableType) -> None:
-        """The result for people; printed even with ``--quiet``."""
+    def result(self, value: RenderableType, indent: int | None = None) -> None:
+        """The result for people; printed even with ``--quiet``. A line that is too long is folded to an ``indent``."""
         if not self.as_json:
-            self._print(value)
+            self._print(value, indent)
 
-    def note(self, value: RenderableType) -> None:
+    def note(self, value: RenderableType, indent: int | None = None) -> None:
         """What is nice to know: silent with ``--quiet`` and with ``--json``."""
         if not self.as_json and not self.quiet:
-            self._print(value)
+            self._print(value, indent)
 
-    def _print(self, value: RenderableType) -> None:
+    def _print(self, value: RenderableType, indent: int | None) -> None:
         if isinstance(value, str):
-            show(value)
+            show(value if indent is None else fold(value, indent))
             return
         from ..text import console
 
@@ -102,6 +102,9 @@ class Verbs(click.Group):
         rest["standalone_mode"] = False
         try:
             code = super().main(*args, **rest)
+        except click.NoSuchOption as error:
+            close = " or ".join(error.possibilities or ())
+            fail(f"no such option {error.option_name!r}", f"did you mean {close}?" if close else _example(error.ctx))
         except click.UsageError as error:
             fail(_sentence(error), _example(error.ctx))
         except click.ClickException as error:
@@ -113,7 +116,7 @@ class Verbs(click.Group):
 
 def _sentence(error: click.ClickException) -> str:
     """What click says, as all other errors begin and end."""
-    text = error.format_message().rstrip(".")
+    text = error.format_message().rstrip(".").replace("a valid integer range", "a whole number")
     return text[:1].lower() + text[1:]
 
 
@@ -140,8 +143,18 @@ def explain_failure(error: BaseException) -> tuple[str, str]:
     if _is_network(error):
         reason = getattr(error, "reason", None) or error
         return f"network: {reason}", "check the address and the connection, then try again"
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+        import shlex
+
+        from ..files import intended
+
+        place = intended(error.filename)
+        hint = "check the path"
+        if isinstance(error, FileNotFoundError) and not place.parent.exists():
+            hint = f"create the folder first: mkdir -p {shlex.quote(str(place.parent))}"
+        return f"{place}: {error.strerror}", hint
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, "check the path"
+        return error.strerror, "check the path"
     return f"{type(error).__name__}: {error}", "run it again with --debug and report what it prints"
 
 

@@ -110,7 +110,9 @@ def show(screen: Screen, report: SmokeReport) -> None:
     colors = {"PASS": "green", "FAIL": "red", "NOTE": "yellow"}
     width = max(len(c.name) for c in report.checks)
     for check in report.checks:
-        screen.result(f"{style(check.result, fg=colors[check.result])}  {check.name:<{width}}  {check.reason}")
+        screen.result(
+            f"{style(check.result, fg=colors[check.result])}  {check.name:<{width}}  {check.reason}", width + 8
+        )
     counts = {word: sum(c.result == word for c in report.checks) for word in colors}
     notes = f", {counts['NOTE']} to note" if counts["NOTE"] else ""
     screen.result(f"{counts['PASS']} passed, {counts['FAIL']} failed{notes}")

@@ -30,8 +30,10 @@ def command(
     The page of --web is served to this machine only, under an address that holds a random token.
     """
     from ..watch.runs import Finder
+    from .progress import working
 
-    found = Finder(runs)
+    with working(screen, "looking for runs"):
+        found = Finder(runs)
     if web:
         return _serve(screen, found, host, port, browser)
     hear = _Telling() if notify else None

@@ -12,7 +12,7 @@ from ..logs.timeline import Timeline, timeline
 from ..watch.compare import compare
 from ..watch.glance import value
 from ..watch.runs import Run, typed
-from ..watch.why import diagnosed, in_trouble, why
+from ..watch.why import diagnosed, in_trouble, nearer, why
 from .settings import proposed
 
 
@@ -129,8 +129,8 @@ def _causes(diagnosis: Diagnosis | None, failed: str) -> Iterator[str]:
     yield "| cause | confidence | evidence | against | repair |"
     yield "|---|---|---|---|---|"
     for cause in diagnosis.causes[:3]:
-        cells = [cause.title, cause.confidence, "<br>".join(map(_text, cause.evidence)) or "–",
-                 "<br>".join(map(_text, cause.against)) or "–", _text(cause.fix)]  # fmt: skip
+        cells = [cause.title, cause.confidence, "<br>".join(_text(nearer(e)) for e in cause.evidence) or "–",
+                 "<br>".join(_text(nearer(e)) for e in cause.against) or "–", _text(cause.fix)]  # fmt: skip
         yield f"| {' | '.join(cells)} |"
     yield ""
     for missing in diagnosis.missing[:2]:

@@ -79,9 +79,10 @@ def _draw(axes: Any, title: str, group: Sequence[tuple[str, str, Column]]) -> No
 
 def _bands(axes: Any, bad: Sequence[Sequence[int]], color: str, row: int) -> None:
     """Stretches of non-finite values over the whole height, in the run's own color, the longest of them labeled."""
+    hatch, top = ("///", "\\\\\\")[row % 2], 1 - 0.03 * row  # of runs that died together each shows its color
     for first, last, *_ in bad:
-        axes.axvspan(first, max(last, first + 0.5), facecolor=color, alpha=0.14, hatch="///", edgecolor=color)
-        axes.axvspan(first, max(last, first + 0.5), ymin=0.97, color=color, linewidth=1)
+        axes.axvspan(first, max(last, first + 0.5), facecolor=color, alpha=0.14, hatch=hatch, edgecolor=color)
+        axes.axvspan(first, max(last, first + 0.5), ymin=top - 0.03, ymax=top, color=color, linewidth=1)
     for first, last, *counts in sorted(bad, key=lambda b: b[0] - b[1])[:3]:
         kinds = ", ".join(word for word, n in zip(("NaN", "Inf", "-Inf"), counts, strict=True) if n)
         label = f"{kinds} {first:,}" + (f"–{last:,}" if last > first else "")

@@ -30,7 +30,12 @@ def signs_of(path: Path, home: Path | None = None) -> Signs:
     record, recorded = _record(home)
     code = record.get("exit_code")
     held = _lock_is_held(home / ".lock")
-    killed = held is False and record.get("state") == "running"
+    claimed = held is False and record.get("state") == "running"
+    if claimed and _owner_lives(
+        home / ".lock"
+    ):  # the folder is claimed, and the guard takes the lock at its first step
+        held = True
+    killed = claimed and not held
     if held is None:
         held = True if log.is_file() and _has_writer(log) else None
     # the record of an earlier run in the same folder says nothing about a later one
@@ -75,6 +80,17 @@ def _lock_is_held(lock: Path) -> bool | None:
     if not owner.strip().endswith(f" on {socket.gethostname()}"):
         return None
     return any(line.split()[-3].endswith(f":{inode}") for line in held.splitlines() if len(line.split()) >= 8)
+
+
+def _owner_lives(lock: Path) -> bool:
+    """Whether the process that wrote the lock is still there, and not a later one with its number."""
+    try:
+        pid, written = int(lock.read_text(errors="replace").split()[1]), lock.stat().st_mtime
+        ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK") <= written + 1
 
 
 def _has_writer(log: Path) -> bool:

@@ -260,8 +260,13 @@ class Finder:
 
 
 def find_runs(paths: Sequence[str]) -> list[Run]:
-    """The runs behind some paths, as they are now; a folder without any is an error."""
-    return Finder(paths, wait=False).runs
+    """The runs behind some paths, as they are now; a path without any values is an error."""
+    runs = Finder(paths, wait=False).runs
+    for run in runs:
+        run.poll()
+    if all(run.state().kind == "empty" for run in runs):
+        raise UsageError(f"{runs[0].path} holds no values of a training", hint="give a run folder or a log with steps")
+    return runs
 
 
 def runs_below(root: Path) -> list[Place]:

@@ -56,7 +56,7 @@ def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], dia
     sure = "" if first.confidence == "strong" else f" ({first.confidence})"
     return Why(
         cause=f"{place}; {first.title}{sure}" if place else f"{first.title}{sure}",
-        evidence=tuple(map(_nearer, first.evidence)), against=tuple(map(_nearer, first.against)), repair=first.fix,
+        evidence=tuple(map(nearer, first.evidence)), against=tuple(map(nearer, first.against)), repair=first.fix,
         ask=f"To decide: {question.asks}" if question is not None and not diagnosis.decided else "",
         command=commands[0] if commands else "", commands=commands,
     )  # fmt: skip
@@ -67,7 +67,7 @@ def in_trouble(state: RunState, incidents: Sequence[Mapping[str, Any]]) -> bool:
     return state.step is not None and bool(incidents or state.since is not None or state.kind in ("died", "stopped"))
 
 
-def _nearer(text: str) -> str:
+def nearer(text: str) -> str:
     """A sentence whose paths begin here."""
     return text.replace(f"{Path.cwd()}/", "")
 

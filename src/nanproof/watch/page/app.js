@@ -311,7 +311,7 @@ class App {
   }
 
   async open(run, incident) {
-    detail(byId("incident"), await this.source.incident(run.id, incident.id), run.facts?.why);
+    detail(byId("incident"), await this.source.incident(run.id, incident.id), run.facts?.why, this.runs.length > 1 ? run.name : "");
     this.opened = incident.id;
     this.link();
     if (!byId("detail").open) byId("detail").showModal();

@@ -96,7 +96,7 @@ export class Chart {
       series,
       scales: { x: { time: false }, y: { distr: logarithmic ? 3 : 1, range: room } },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((t) => (this.app.view.byTime ? duration(t) : t.toLocaleString("en"))) },
+        { ...axis, size: 32, values: (_, ticks) => ticks.map((t) => (this.app.view.byTime ? duration(t) : t.toLocaleString("en"))) },
         { ...axis, size: 62, values: (_, ticks) => ticks.map((t) => (t === null ? "" : brief(t))) },
       ],
       cursor: { sync: { key: "nanproof" }, drag: { x: true, y: false, setScale: false } },

@@ -66,7 +66,7 @@ export class Incidents {
     const title = make("strong");
     if (named) title.append(dot(run.colour));
     title.append(incident.verdict);
-    button.append(title, make("small", [incident.action, incident.cause, incident.where].filter(Boolean).join(" · ")));
+    button.append(title, make("small", [named ? run.name : "", incident.action, incident.cause, incident.where].filter(Boolean).join(" · ")));
     button.addEventListener("click", () => this.open(run, incident));
     item.append(button);
     return item;
@@ -89,8 +89,8 @@ export class Incidents {
 }
 
 // Cause, evidence, code, tensors, samples, repair: in the order in which one asks.
-export function detail(place, incident, why) {
-  place.replaceChildren(make("h2", heading(incident)));
+export function detail(place, incident, why, name = "") {
+  place.replaceChildren(make("h2", `${name ? `${name}, step` : "Step"} ${heading(incident)}`));
   const found = incident.location;
   const answer = `${incident.action.kind}${incident.action.reason ? `: ${incident.action.reason}` : ""}`;
   const rank = incident.world_size > 1 ? ` · rank ${incident.rank} of ${incident.world_size}` : "";
@@ -109,7 +109,7 @@ export function detail(place, incident, why) {
 
 function heading(incident) {
   const v = incident.verdict;
-  return `Step ${incident.step.toLocaleString("en")}: ${v.kind}${v.level ? ` ${v.level}` : ""}${v.names?.length ? ` (${v.names.slice(0, 4).join(", ")})` : ""}`;
+  return `${incident.step.toLocaleString("en")}: ${v.kind}${v.level ? ` ${v.level}` : ""}${v.names?.length ? ` (${v.names.slice(0, 4).join(", ")})` : ""}`;
 }
 
 function cause(found, why) {
@@ -158,7 +158,8 @@ function tensors(facts, what = "tensor") {
 
 function readings(recent) {
   if (!recent.length) return null;
-  return table(["step before", "loss", "gradient norm", "lr", "scale"], recent.slice(-6).map((r) => [
-    show(r.step), show(number(r.loss)), show(number(r.grad_norm)), show(number(r.lr)), r.scale === null ? "" : show(number(r.scale)),
+  const scaled = recent.some((r) => r.scale !== null);
+  return table(["step before", "loss", "gradient norm", "lr", ...(scaled ? ["scale"] : [])], recent.slice(-6).map((r) => [
+    show(r.step), show(number(r.loss)), show(number(r.grad_norm)), show(number(r.lr)), ...(scaled ? [show(number(r.scale))] : []),
   ]));
 }

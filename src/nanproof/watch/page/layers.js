@@ -33,7 +33,7 @@ export class Layers {
     if (!found.has(this.quantity)) this.quantity = quantities[0];
     const mine = found.get(this.quantity);
     const run = [...mine.keys()].find((r) => r.id === this.run) ?? [...mine.keys()][0];
-    const rows = mine.get(run);
+    const rows = mine.get(run).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
     const dark = document.documentElement.dataset.theme;
     const key = [quantities, this.quantity, run.id, rows.length, rows[0][1].lastStep, range, this.place.clientWidth, dark, mine.size];
     refresh(this.place, key, () => [make("h2", "Layers"), this.pick(quantities, mine, run), this.map(rows, range)]);

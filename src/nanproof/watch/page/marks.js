@@ -52,15 +52,15 @@ function bands(pen, found) {
     ctx.strokeStyle = faded(band.colour, 0.4);
     ctx.lineWidth = ratio;
     ctx.beginPath();
-    const gap = 8 * ratio;
-    for (let x = Math.floor((x0 - height) / gap) * gap; x < x1; x += gap) {
+    const gap = 8 * ratio, phase = (band.row % 4) * 2 * ratio; // of runs that died together each shows its color
+    for (let x = Math.floor((x0 - height) / gap) * gap + phase; x < x1; x += gap) {
       ctx.moveTo(x, top + height);
       ctx.lineTo(x + height, top);
     }
     ctx.stroke();
     ctx.restore();
     ctx.fillStyle = band.colour;
-    ctx.fillRect(x0, top, x1 - x0, 3 * ratio);
+    ctx.fillRect(x0, top + 3 * band.row * ratio, x1 - x0, 3 * ratio);
   }
 }
 

@@ -11,13 +11,17 @@ const STATES = 3;
 // What one must know first: the state, then the cause and what to do. Of several runs those that ended badly, the worst
 // first; the table has all.
 export function states(place, runs) {
-  const shown = runs.filter((run) => run.shown && (runs.length === 1 || run.state.bad));
-  shown.sort((a, b) => WORST.indexOf(a.state.kind) - WORST.indexOf(b.state.kind) || (b.state.since ?? -1) - (a.state.since ?? -1));
+  const shown = worst(runs);
   refresh(place, shown.map((run) => [run.id, run.state, Boolean(run.facts), run.facts?.why, runs.length === 1]), () => {
     const lines = shown.slice(0, STATES).map((run) => state(run, runs.length === 1));
     if (shown.length > STATES) lines.push(make("p", `and ${shown.length - STATES} more that ended badly, in the table`, "state quiet"));
     return lines;
   });
+}
+
+function worst(runs) {
+  const shown = runs.filter((run) => run.shown && (runs.length === 1 || run.state.bad));
+  return shown.sort((a, b) => WORST.indexOf(a.state.kind) - WORST.indexOf(b.state.kind) || (b.state.since ?? -1) - (a.state.since ?? -1));
 }
 
 function state(run, alone) {
@@ -40,17 +44,30 @@ function state(run, alone) {
   if (why.repair) more.append(make("span", `repair: ${why.repair}`, "why"));
   if (why.command) more.append(command(why.command));
   box.append(more);
-  const facts = [...(why.evidence ?? []).map((text) => `for: ${text}`), ...(why.against ?? []).map((text) => `against: ${text}`), ...(why.ask ? [why.ask] : [])];
-  const others = (why.commands ?? []).slice(1);
-  if (!facts.length && !others.length) return box;
+  const known = evidence(why, (why.commands ?? []).slice(1));
+  if (!known.length) return box;
   const details = make("details");
   // in a report there is room to read; a page that lives must not move under the pointer
   details.open = alone && document.getElementById("data") !== null && matchMedia("(min-width: 901px)").matches;
-  const list = make("ul");
-  list.append(...facts.map((text) => make("li", text)));
-  details.append(make("summary", "evidence"), list, ...others.map(command));
+  details.append(make("summary", "evidence"), ...known);
   box.append(details);
   return box;
+}
+
+function evidence(why, commands) {
+  const facts = [...(why.evidence ?? []).map((text) => `for: ${text}`), ...(why.against ?? []).map((text) => `against: ${text}`), ...(why.ask ? [why.ask] : [])];
+  const list = make("ul");
+  list.append(...facts.map((text) => make("li", text)));
+  return [...(facts.length ? [list] : []), ...commands.map(command)];
+}
+
+// Of a run that is not on top, the table alone says why.
+function cause(run, top) {
+  const { why } = run.facts ?? {};
+  if (!why?.cause || top.includes(run)) return make("span", why?.cause || "–", "cause");
+  const details = make("details", undefined, "cause");
+  details.append(make("summary", why.cause), ...(why.repair ? [make("p", `repair: ${why.repair}`)] : []), ...evidence(why, why.commands ?? []));
+  return details;
 }
 
 // Several runs beside each other, and the settings in which they differ.
@@ -65,6 +82,7 @@ function comparison(runs, toggle) {
   const keys = [...new Set(all.flatMap((settings) => Object.keys(settings)))];
   const known = all.filter((settings) => Object.keys(settings).length).length > 1;
   const differ = known && runs.length > 2 ? keys.filter((key) => new Set(all.map((settings) => settings[key])).size > 1).sort().slice(0, TABLE) : [];
+  const top = worst(runs).slice(0, STATES);
   const causes = runs.some((run) => run.facts?.why?.cause);
   const heads = ["", "run", "state", "steps", "last loss", "incidents", ...(causes ? ["cause"] : []), ...differ];
   const rows = runs.map((run, i) => {
@@ -78,8 +96,7 @@ function comparison(runs, toggle) {
     const loss = run.loss();
     const last = make("span", loss ? show(loss.last) : "–", loss && !Number.isFinite(loss.last) ? "bad" : "");
     const values = differ.map((key) => make("span", all[i][key] ?? "–", "differs"));
-    const cause = causes ? [make("span", run.facts?.why?.cause || "–", "cause")] : [];
-    return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...cause, ...values];
+    return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...(causes ? [cause(run, top)] : []), ...values];
   });
   return [table(heads, rows, "runs")];
 }
