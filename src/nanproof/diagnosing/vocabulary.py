@@ -117,6 +117,7 @@ SIGNS: Mapping[str, str] = {
     "response-template": "labels depend on a response template",
     "scales-by-itself": "samples are divided by their own range",
     "tiny-eps": "the code adds an eps that is 0 in fp16",
+    "tiny-eps-at-one": "the code takes an eps from 1 that half precision cannot tell from 1",
     "scheduler-rebuilt": "the scheduler is rebuilt on resume",
 }
 """What files show beyond the flags that a description can carry."""

@@ -83,7 +83,8 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     (
         "checkpoint-unreadable", "exception",
         r"unexpected EOF, expected \d+ more bytes|PytorchStreamReader failed|archive is corrupted"
-        r"|Error while deserializing header|invalid load key|unpickling stack underflow",
+        r"|Error while deserializing header|invalid load key|unpickling stack underflow"
+        r"|checksums? (?:did )?(?:not|NOT) match|checksum mismatch|integrity check failed",
     ),
     # hardware
     ("xid", "hardware", r"NVRM: Xid \([^)]{0,60}\): (?P<code>\d+)"),
@@ -117,7 +118,7 @@ _PATTERNS = tuple((name, kind, re.compile(pattern.encode(), re.IGNORECASE)) for 
 _TRIGGER = re.compile(
     rb"overflow|nan|inf(?!o)|finite|loss scale|tensor contains|constraint|expects all|unscale|not initialized"
     rb"|are -100|mismatch|kernel|strides|device-side|out of memory|encountered|lr_scheduler|xid|ecc|cuda error|nccl"
-    rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
+    rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow|checksum|integrity"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
     rb"|sav|writ|wrot|checkpoint|training|oom|warn"
 )

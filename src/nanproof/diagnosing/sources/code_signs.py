@@ -103,6 +103,7 @@ def _left_out(tree: ast.AST, name: str) -> Iterator[Fact]:
 def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
     """The signs of single nodes; what counts for the file as a whole goes into ``seen``."""
     checked = list(_checks(tree))
+    constants, norms = dict(_constants(tree)), frozenset(_norms(tree))
     yield from _filtered_means(tree, checked, name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -110,15 +111,42 @@ def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
         elif isinstance(node, ast.Attribute) and dotted(node) == "torch.compile":
             yield _fact("compiled", name, node, "torch.compile")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            yield from (f for f in _division(node, name) if not _is_checked(node.right, checked))
+            yield from (f for f in _division(node, norms, name) if not _is_checked(node.right, checked))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             small = constant(node.right)
+            small = constants.get(node.right.id) if isinstance(node.right, ast.Name) else small
             if isinstance(small, float) and 0 < small < 6e-8:
                 yield _fact("tiny-eps", name, node, f"`{ast.unparse(node)[-60:]}`: {small:g} is 0 in fp16")
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and constant(node.left) in (1, 1.0):
+            small = constant(node.right)
+            if isinstance(small, float) and 0 < small < 2**-11:
+                yield _fact("tiny-eps-at-one", name, node, f"`{ast.unparse(node)}` is 1 in fp16 and bf16")
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name):
+            small = constants.get(node.value.id, 1.0)
+            if 0 < small < 6e-8:
+                yield _fact("tiny-eps", name, node, f"`{ast.unparse(node)}`: {small:g} is 0 in fp16")
         elif isinstance(node, ast.Assign):
             yield from _assignment(node, seen, name)
         elif isinstance(node, ast.For) and "parameters()" in ast.unparse(node.iter):
             seen.initializes_all |= "init" in ast.unparse(node) or "uniform_" in ast.unparse(node)
+
+
+def _constants(tree: ast.AST) -> Iterator[tuple[str, float]]:
+    """Small numbers that have a name, such as EPS."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = constant(node.value)
+            if isinstance(value, float):
+                yield node.targets[0].id, value
+
+
+def _norms(tree: ast.AST) -> Iterator[str]:
+    """Names that hold a bare norm, which may be 0."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            made = ast.unparse(node.value)
+            if re.search(r"(?<!np\.linalg)(?<!numpy\.linalg)\.norm\(", made) and not _SAFE.search(made):
+                yield node.targets[0].id
 
 
 def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
@@ -337,13 +365,15 @@ def _averages(node: ast.Call, chosen: dict[str, str]) -> str:
     return ""
 
 
-def _division(node: ast.BinOp, name: str) -> Iterator[Fact]:
+def _division(node: ast.BinOp, norms: frozenset[str], name: str) -> Iterator[Fact]:
     below = ast.unparse(node.right)
     shown = ast.unparse(node)[:90]
     above = ast.unparse(node.left)
     if re.search(r"\.std\(", below) and "mean" in above:
         yield _fact("divides-by-std", name, node, f"`{shown}`: the std of a single element is NaN")
-    elif re.search(r"(?<!linalg)\.norm\(", below) and not re.search(r"\bnp\.|numpy", below) and not _SAFE.search(below):
+    elif below in norms or (
+        re.search(r"(?<!linalg)\.norm\(", below) and not re.search(r"\bnp\.|numpy", below) and not _SAFE.search(below)
+    ):
         yield _fact("pole-in-code", name, node, f"`{shown}` divides by a norm that can be 0")
     elif re.search(r"(max|min|std|norm)\(", below) and not _SAFE.search(below) and _same_root(above, below):
         yield _fact("scales-by-itself", name, node, f"`{shown}` divides by 0 for a constant or silent sample")
@@ -367,6 +397,10 @@ def _assignment(node: ast.Assign, seen: _Seen, name: str) -> Iterator[Fact]:
     if re.search(r"sched\w*\.last_epoch$", target):
         seen.last_epoch_set = node.lineno
     made = node.value
+    if isinstance(made, ast.Call) and "requires_grad=True" in (shown := ast.unparse(made)):
+        raw = next((r for r in _RAW[:4] if re.search(rf"\b{re.escape(r)}\(\d", shown)), "")
+        if raw:
+            yield _fact("raw-parameters", name, node, f"`{ast.unparse(node)[:80]}` begins with uninitialized memory")
     if isinstance(made, ast.Call) and dotted(made.func).rpartition(".")[2] == "Parameter" and made.args:
         inner = made.args[0]
         if (
