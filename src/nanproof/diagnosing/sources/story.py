@@ -324,6 +324,9 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
     for moment in jumps[:1]:
         yield "lr-discontinuity", moment.text
     found = story.of("resume")
+    if not jumps and (late := _late_warm_up(series)):
+        yield "resumed", late
+        yield "lr-discontinuity", late
     if not found:
         if story.unit == "step" and story.first_step is not None and story.first_step <= 1:
             yield "never-resumed", "the log goes from its first step on without a resume"
@@ -342,6 +345,17 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
             "spike-at-each-resume",
             f"loss {last['loss_before']:.4g} before the resume, {last['loss_after']:.4g} after",
         )
+
+
+def _late_warm_up(series: Series) -> str:
+    """A log that begins far into a run, with a learning rate that warms up from nothing: the schedule began again."""
+    rate = series.lr
+    if rate is None or series.unit != "step" or len(rate) < 6 or bool(rate.bad.any()):
+        return ""
+    first, gap, warm = int(rate.steps[0]), float(np.median(np.diff(rate.steps))), rate.values[:6]
+    if first < max(100, 10 * gap) or not (np.diff(warm) > 0).all() or warm[0] > 0.2 * warm[-1]:
+        return ""
+    return f"the log begins at step {first:,}, and lr warms up from {warm[0]:.3g} there"
 
 
 def _loses_place(series: Series, resume: Told) -> str:
