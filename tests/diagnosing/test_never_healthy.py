@@ -102,7 +102,7 @@ def test_one_nan_gradient(write: Callable[[Path, list[Row]], None], tmp_path: Pa
 
 
 def resumed(after: Callable[[int], float]) -> str:
-    """Forty finite epochs of a loss that falls, resumed after the thirtieth; ``after`` gives the rates from there on."""
+    """Forty finite epochs of a loss that falls, resumed after the thirtieth; ``after`` gives the rates from there."""
     told = [f"epoch {i} loss {3 / i + 0.2:.4f} lr {0.1 * (1 - i / 100):.5f}" for i in range(1, 31)]
     told += ["Resuming from checkpoint last.pt"]
     return "\n".join([*told, *(f"epoch {i} loss {3 / i + 0.2:.4f} lr {after(i):.5f}" for i in range(31, 41))]) + "\n"

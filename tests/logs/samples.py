@@ -36,6 +36,11 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         {"loss": [(4, 2.5), (8, NAN)], "eval_loss": [(8, 2.0)]},
         {"unit": "step", "max_steps": 100},
     ),
+    "one space between columns": (
+        "epoch train_loss valid_loss mae time\n0 1.5 1.25 0.4 00:01\n1 nan nan nan 00:01\n",
+        {"train_loss": [(0, 1.5), (1, NAN)], "valid_loss": [(0, 1.25), (1, NAN)]},
+        {"unit": "epoch"},
+    ),
     "a list of losses": (
         "2023-03-19 17:26:22,608\t44k\tINFO\tLosses: [5.99, nan], step: 200, lr: 0.0001\n",
         {"loss_1": [(200, 5.99)], "loss_2": [(200, NAN)], "lr": [(200, 0.0001)]},

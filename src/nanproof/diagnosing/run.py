@@ -125,7 +125,9 @@ def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
         yield Fact(name="weights", value="fp16", where=half.where, words=half.words)
 
 
-_CTC = re.compile(r"(?i)\b(?:criterion|loss(?:_?(?:fn|type|name))?|objective)\W{1,4}\w*ctc\w*|\bctc_?loss\b|\bCTCCriterion")
+_CTC = re.compile(
+    r"(?i)\b(?:criterion|loss(?:_?(?:fn|type|name))?|objective)\W{1,4}\w*ctc\w*|\bctc_?loss\b|\bCTCCriterion"
+)
 _SCALES = re.compile(r"(?i)scaler|accelerat|deepspeed|lightning|\bTrainer\b|apex")
 
 
@@ -247,7 +249,9 @@ def _versions(places: Places) -> Iterator[Fact]:
             yield from read_versions_in(head, name)
             if (named := _CTC.search(head)) is not None:
                 words = f"“{named[0]}”"
-                yield Fact(name="about", value="ctc", where=f"{name}:{head.count(chr(10), 0, named.start()) + 1}", words=words)
+                yield Fact(
+                    name="about", value="ctc", where=f"{name}:{head.count(chr(10), 0, named.start()) + 1}", words=words
+                )
 
 
 def _began(series: Sequence[Series]) -> Began | None:

@@ -157,6 +157,10 @@ class Desk:
             reading, self._waiting = self._waiting, None
             self.emit(reading._replace(step=self._bars.known() if step is None else step))
 
+    def learn(self, text: bytes) -> None:
+        """Keep the shape of a text that nobody reads by its names."""
+        self._shapes.take(text, self._lines.number)
+
     def row_of_table(self, text: bytes, inside: int, length: int) -> bool:
         """The text before a bar may be a row of a table, as ultralytics prints it."""
         return self._tables.take_row(text, inside, length)
@@ -221,7 +225,13 @@ class Desk:
         self._read_piece(piece, number)
         lower = piece.lower()
         unread = self.collector.nonfinite_seen == seen and not self.waits and (b"nan" in lower or b"1.#" in lower)
-        if unread and not _OF_NOTHING.search(piece) and METRIC.search(piece) and _NAN_VALUE.search(piece) and not _CODE.match(piece):
+        if (
+            unread
+            and not _OF_NOTHING.search(piece)
+            and METRIC.search(piece)
+            and _NAN_VALUE.search(piece)
+            and not _CODE.match(piece)
+        ):
             text = piece.strip().decode("utf-8", "replace")
             self.collector.event("nan", text, name="nan-in-line", line=number)
 

@@ -118,9 +118,9 @@ _PATTERNS = tuple((name, kind, re.compile(pattern.encode(), re.IGNORECASE)) for 
 _TRIGGER = re.compile(
     rb"overflow|nan|inf(?!o)|finite|loss scale|tensor contains|constraint|expects all|unscale|not initialized"
     rb"|are -100|mismatch|kernel|strides|device-side|out of memory|encountered|lr_scheduler|xid|ecc|cuda error|nccl"
-    rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow|checksum|integrity"
+    rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
-    rb"|sav|writ|wrot|checkpoint|training|oom|warn"
+    rb"|sav|writ|wrot|checkpoint|training|oom|warn|checksum|integrity"
 )
 _WARNING = re.compile(rb"\b(?:\w*Warning:|WARNING\b|WARN\b)")
 NONE = re.compile(rb"(?i)\b(?:no|not|without|zero|0|never|isn't|aren't) (?:any )?(?:nans?|infs?|non-?finite)\b")

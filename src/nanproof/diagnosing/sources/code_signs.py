@@ -350,7 +350,11 @@ def _filtered_means(tree: ast.AST, checked: list[_Checked], name: str) -> Iterat
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 mask = _mask_in(node.value, chosen, masks)
                 target = node.targets[0].id
-                if not mask and _MASK.search(ast.unparse(node.value)) and isinstance(node.value, ast.Call | ast.Compare):
+                if (
+                    not mask
+                    and _MASK.search(ast.unparse(node.value))
+                    and isinstance(node.value, ast.Call | ast.Compare)
+                ):
                     masks.add(target)
                 if mask and not re.search(r"\.(?:mean|sum|max|min)\(", ast.unparse(node.value)):
                     chosen[target] = mask
@@ -371,7 +375,11 @@ def _mask_in(value: ast.expr, chosen: dict[str, str], masks: set[str]) -> str:
             index = node.slice.operand if isinstance(node.slice, ast.UnaryOp) else node.slice
             if isinstance(index, ast.Compare):
                 return ast.unparse(index)
-            if isinstance(index, ast.Name) and (index.id in masks or _MASK.search(index.id)) and isinstance(node.ctx, ast.Load):
+            if (
+                isinstance(index, ast.Name)
+                and (index.id in masks or _MASK.search(index.id))
+                and isinstance(node.ctx, ast.Load)
+            ):
                 return index.id
         if isinstance(node, ast.Name) and node.id in chosen:
             return chosen[node.id]

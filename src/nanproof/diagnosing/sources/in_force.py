@@ -209,6 +209,8 @@ def read_python(tree: ast.AST, name: str, *, rank: int = CODE) -> Iterator[Setti
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             value = constant(node.value)
+            if isinstance(node.value, ast.Call) and dotted(node.value.func) == "dict":
+                value = value if _name(targets[0]) not in ("fp16", "bf16") else True  # fp16 = dict(loss_scale=512.)
             for target in targets:
                 if value is not None and (key := _name(target)):
                     yield from interpret(key, value, where, rank)

@@ -73,7 +73,7 @@ def _is_healthy(facts: Sequence[Fact], name: str) -> bool:
 
 
 def _continued(series: Sequence[Series], root: Path) -> Iterator[Fact]:
-    """A log that goes on where another one ends, and what the learning rate did between the two."""
+    """A log that continues from the end of another one, and what the learning rate did between the two."""
     for new in series:
         if new.lr is None or not len(new.lr) or not any(e.kind == "resume" for e in new.events):
             continue
@@ -84,10 +84,16 @@ def _continued(series: Sequence[Series], root: Path) -> Iterator[Fact]:
             last = int(old.lr.steps[-1])
             before, after = float(old.lr.values[-1]), float(new.lr.values[0])
             goes_on = 0 < first - last <= max(3, 0.05 * last)
-            counts_again = resumed and (first <= 0.05 * last or new.unit == "row") and not any(e.kind == "resume" for e in old.events)
+            counts_again = (
+                resumed
+                and (first <= 0.05 * last or new.unit == "row")
+                and not any(e.kind == "resume" for e in old.events)
+            )
             if (goes_on or counts_again) and before > 0 and not 0.4 < after / before < 1.25:
                 where = name_in(root, new.source)
-                words = f"lr {before:.3g} at {old.unit} {last:,} ({name_in(root, old.source)}), {after:.3g} at {first:,}"
+                words = (
+                    f"lr {before:.3g} at {old.unit} {last:,} ({name_in(root, old.source)}), {after:.3g} at {first:,}"
+                )
                 yield Fact(name="resumed", where=where, words=f"goes on at {new.unit} {first:,}")
                 yield Fact(name="lr-discontinuity", where=where, words=words)
                 return

@@ -63,7 +63,9 @@ def _healthy(series: Series, story: Timeline) -> bool:
     losses = (series.loss,) if series.loss is not None else series.components
     if story.outcome != "healthy" or not losses or any(len(c) < 20 or not _learns(c) for c in losses):
         return False
-    return not (story.of("growth") or any(_dips(series)) or any(n == "lr-discontinuity" for n, _ in _resumes(series, story)))
+    return not (
+        story.of("growth") or any(_dips(series)) or any(n == "lr-discontinuity" for n, _ in _resumes(series, story))
+    )
 
 
 def _learns(loss: Column) -> bool:
@@ -98,7 +100,10 @@ def _dips(series: Series) -> Iterator[str]:
         if quiet and (values[start : start + 3] < DIP * level).all():
             back = np.flatnonzero(values[start:] > 0.8 * level)
             if len(back) and (values[start + back[0] :] > 0.7 * level).all():
-                low, at = float(np.median(values[start : start + back[0]])), (loss.steps[start], loss.steps[start + back[0]])
+                low, at = (
+                    float(np.median(values[start : start + back[0]])),
+                    (loss.steps[start], loss.steps[start + back[0]]),
+                )
                 yield f"{loss.name} is at {low:.4g} from {series.unit} {at[0]:,} to {at[1]:,}, and at {level:.4g} around it"
                 return
         start += 1
@@ -415,7 +420,9 @@ def _activations(series: Series) -> Iterator[str]:
             yield f"{name} grew from {first:.3g} to about {last:.3g} while it was finite"
 
 
-_LAYER = re.compile(r"(?i)(?:^|[^a-z])(?:[qkv]|qk|attn|act|param|weight)s?[_ ./-]?(?:norm|max|absmax|logits?)|activation|logit")
+_LAYER = re.compile(
+    r"(?i)(?:^|[^a-z])(?:[qkv]|qk|attn|act|param|weight)s?[_ ./-]?(?:norm|max|absmax|logits?)|activation|logit"
+)
 
 
 def _drifting(series: Series) -> Iterator[str]:
