@@ -93,20 +93,19 @@ def _dips(series: Series) -> Iterator[str]:
     loss = series.loss
     if loss is None or len(loss) < 24 or bool(loss.bad.any()) or float(loss.values.min()) <= 0:
         return
-    values, start = loss.values, 16
-    while start < len(values) - 3:
-        level = float(np.median(values[start - 16 : start]))
-        quiet = float(values[start - 16 : start].min()) > 0.8 * level
-        if quiet and (values[start : start + 3] < DIP * level).all():
-            back = np.flatnonzero(values[start:] > 0.8 * level)
-            if len(back) and (values[start + back[0] :] > 0.7 * level).all():
-                low, at = (
-                    float(np.median(values[start : start + back[0]])),
-                    (loss.steps[start], loss.steps[start + back[0]]),
-                )
-                yield f"{loss.name} is at {low:.4g} from {series.unit} {at[0]:,} to {at[1]:,}, and at {level:.4g} around it"
-                return
-        start += 1
+    values = loss.values
+    entered = np.flatnonzero(values[16:-3] < 0.75 * values[15:-4]) + 16  # at once
+    for start in entered[:200].tolist():
+        before, level = values[start - 16 : start], float(np.median(values[start - 16 : start]))
+        back = np.flatnonzero(values[start:] > 0.8 * level)
+        if before.min() < 0.8 * level or not (values[start : start + 3] < DIP * level).all() or not len(back):
+            continue
+        end = start + int(back[0])
+        if (values[end:] > 0.7 * level).all():
+            low = f"{loss.name} is at {float(np.median(values[start:end])):.4g}"
+            stretch = f"{series.unit} {loss.steps[start]:,} to {loss.steps[end]:,}"
+            yield f"{low} from {stretch}, and at {level:.4g} around it"
+            return
 
 
 def _more(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
