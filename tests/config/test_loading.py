@@ -215,3 +215,24 @@ def test_views_are_plain_json(tmp_path: Path) -> None:
         harden(tmp_path / "c.yaml", set=["lr=1"]),
     ):
         json.dumps(to_json(record), allow_nan=False)
+
+
+def test_arguments_within_variables_keep_their_lines() -> None:
+    """As the scripts of Megatron have them: quotes over several lines, and arrays."""
+    script = """GPT_ARGS="
+    --lr 1e-4 \\
+    --bf16
+"
+MODEL_ARGS=(
+    --hidden-size 2048  # wide
+    --clip-grad 1.0
+)
+torchrun pretrain.py $GPT_ARGS ${MODEL_ARGS[@]} --seed 1
+echo don't
+python eval.py --split test
+"""
+    found = [(v.key, v.value, v.line) for v in read_launch(Source("run.sh", script)).values]
+    assert found == [
+        ("lr", 1e-4, 2), ("bf16", True, 3), ("hidden_size", 2048, 6), ("clip_grad", 1.0, 7), ("seed", 1, 9),
+        ("split", "test", 11),
+    ]  # fmt: skip

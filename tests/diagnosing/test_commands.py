@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 FIRST = {f.name for f in load_folders()}
 FOLDERS = [f for p in sorted(PACKED.parent.glob("folders*.txt")) for f in load_folders(p)]
-OWN = [json.loads(line) for line in PACKED.with_name("incidents_own.jsonl").read_text().splitlines()]
+OWN = [json.loads(line) for p in sorted(PACKED.parent.glob("incidents*.jsonl")) for line in p.read_text().splitlines()]
 SCREEN = 50
 TYPED: set[str] = set()
 """Shapes of commands that were typed already; ``score_diagnose.py --commands`` types them all."""

@@ -102,6 +102,8 @@ def test_parquet(tmp_path: Path) -> None:
         ({"input_length": 4, "labels": [1, 2, 2, 3]}, 5),  # a repeat needs a blank between
         ({"input_length": 2, "labels": [1, 2, 3]}, 3),
         ({"num_frames": 10, "target_length": 11}, 11),
+        ({"num_frames": 5, "text": "abacad"}, 6),
+        ({"num_frames": 6, "text": "abacad"}, None),
         ({"input_length": 5, "labels": [1, 2, 2, 3]}, None),
         ({"input_length": 3, "labels": [1, 2, 3]}, None),
     ],

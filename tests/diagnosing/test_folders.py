@@ -151,6 +151,8 @@ def test_a_schedule_that_starts_again_at_a_resume(tmp_path: Path) -> None:
         ("def f(a, b, m):\n    mask = m > 0\n    a = a[mask]\n    return (a - b[mask]).abs().mean()\n", True),
         ("def f(a, m):\n    mask = m > 0\n    return a[mask].mean() if mask.any() else a.sum() * 0\n", False),
         ("def f(loss, num_pos):\n    return loss.sum() / num_pos\n", True),
+        ("def f(t, num_label_tokens):\n    if num_label_tokens is not None:\n        t = t / num_label_tokens\n", True),
+        ("def f(self, a, y):\n    ij = self.valid(y)\n    return a[ij].mean()\n", True),
         ("def f(loss, num_pos):\n    if num_pos == 0:\n        return loss\n    return loss.sum() / num_pos\n", False),
     ],
 )
@@ -302,6 +304,12 @@ LEAVES_OUT = """class A(nn.Module):
         (MASKS, "masks-with-infinity"),
         (LEAVES_OUT, "left-out-of-init"),
         ("model = DDP(net)\nloss = model.module.loss(batch)\nloss.backward()\n", "bypasses-ddp"),
+        ("total = Variable(torch.FloatTensor(1), requires_grad=True)\n", "raw-parameters"),
+        ("p = torch.log1p(-p.clamp(max=1.0 - 1e-6))\n", "tiny-eps-at-one"),
+        ("EPS = 1e-8\ndef f(w):\n    w += EPS\n    return w\n", "tiny-eps"),
+        ("n = torch.norm(g)\nu = g / n\n", "pole-in-code"),
+        ("r = (log_probs - old_log_probs).exp()\n", "pole-in-code"),
+        ("a = torch.acos(c)\ny = torch.where(torch.isfinite(a), a, z)\n", "selects-after"),
     ],
 )
 def test_signs_in_code(code: str, sign: str) -> None:

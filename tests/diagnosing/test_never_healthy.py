@@ -99,3 +99,73 @@ def test_one_nan_gradient(write: Callable[[Path, list[Row]], None], tmp_path: Pa
     """Only a loss scale explains one that is left out; nothing says that there is one."""
     write(tmp_path, rows(17, "grad_norm"))
     assert diagnose(tmp_path).verdict != "healthy"
+
+
+def resumed(after: Callable[[int], float]) -> str:
+    """Forty finite epochs of a loss that falls, resumed after the thirtieth; ``after`` gives the rates from there."""
+    told = [f"epoch {i} loss {3 / i + 0.2:.4f} lr {0.1 * (1 - i / 100):.5f}" for i in range(1, 31)]
+    told += ["Resuming from checkpoint last.pt"]
+    return "\n".join([*told, *(f"epoch {i} loss {3 / i + 0.2:.4f} lr {after(i):.5f}" for i in range(31, 41))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("after", "cause"),
+    [
+        (lambda i: 0.1 * (1 - i / 100), ""),
+        (lambda i: 0.07, "scheduler-state-on-resume"),
+        (lambda i: 0.01 * (i - 30), "scheduler-state-on-resume"),
+        (lambda i: 0.1 * (1 - (i - 30) / 100), "scheduler-state-on-resume"),
+    ],
+    ids=["goes on", "stands still", "warms up again", "starts again"],
+)
+def test_a_schedule_that_loses_its_place_is_not_healthy(
+    after: Callable[[int], float], cause: str, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("train.log").write_text(resumed(after))
+    found = diagnose(tmp_path)
+    assert (found.verdict == "healthy") == (not cause)
+    assert not cause or found.causes[0].name == cause
+
+
+def test_a_log_that_goes_on_where_another_ends_at_another_rate(tmp_path: Path) -> None:
+    old = "".join(f"step {i} loss {3 - i / 500:.4f} lr 0.006\n" for i in range(0, 1000, 20))
+    new = "".join(f"step {i} loss {1 - i / 9000:.4f} lr 0.045\n" for i in range(1000, 2000, 20))
+    tmp_path.joinpath("a.log").write_text(old)
+    tmp_path.joinpath("b.log").write_text("=> loaded checkpoint 'last.pth.tar' (step 999)\n" + new)
+    assert diagnose(tmp_path).causes[0].name == "scheduler-state-on-resume"
+
+
+@pytest.mark.parametrize("tail", [(0.61, 0.7, 0.8, 0.95, 1.1), ()])
+def test_a_loss_that_climbs_at_its_end(tail: tuple[float, ...], tmp_path: Path) -> None:
+    losses = [*(3 - i / 20 for i in range(48)), *tail]
+    tmp_path.joinpath("train.log").write_text("".join(f"step {i} loss {v:.4f}\n" for i, v in enumerate(losses, 1)))
+    assert (diagnose(tmp_path).verdict == "healthy") == (not tail)
+
+
+@pytest.mark.parametrize("depth", [0.4, 0.95])
+def test_a_stretch_of_other_data(depth: float, tmp_path: Path) -> None:
+    losses = [(3 - i / 200) * (depth if 40 <= i < 50 else 1) for i in range(90)]
+    tmp_path.joinpath("train.log").write_text("".join(f"step {i} loss {v:.4f}\n" for i, v in enumerate(losses, 1)))
+    found = diagnose(tmp_path)
+    assert (found.verdict == "healthy") == (depth > 0.9)
+    assert (found.causes[0].name == "data-distribution-spike") == (depth < 0.9)
+
+
+def test_one_good_log_among_others_clears_nothing(tmp_path: Path) -> None:
+    text(tmp_path, rows(None, ""))
+    grown = "".join(f"step {i} loss {3 - i / 20:.3f} grad_norm {max(1.0, 1.2 ** (i - 20)):.3f}\n" for i in range(1, 41))
+    assert diagnose(tmp_path).verdict == "healthy"
+    tmp_path.joinpath("other.log").write_text(grown)
+    assert diagnose(tmp_path).verdict != "healthy"
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_means_over_no_box_are_no_nan_of_the_run(bad: bool, tmp_path: Path) -> None:
+    """What darknet prints for a layer without an object in the batch; its own loss tells."""
+    told = []
+    for i in range(1, 41):
+        loss = "-nan" if bad and i > 30 else f"{9 - i / 10:.6f}"
+        told += ["Region 94 Avg IOU: -nan, Class: -nan, Obj: -nan, No Obj: 0.5, .5R: -nan, .75R: -nan,  count: 0"]
+        told += [f" {i}: {loss}, {loss} avg, 0.001000 rate, 4.1 seconds, {i * 64} images"]
+    tmp_path.joinpath("train.log").write_text("\n".join(told) + "\n")
+    assert diagnose(tmp_path).verdict == ("broken" if bad else "healthy")

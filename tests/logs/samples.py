@@ -36,6 +36,23 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         {"loss": [(4, 2.5), (8, NAN)], "eval_loss": [(8, 2.0)]},
         {"unit": "step", "max_steps": 100},
     ),
+    "one space between columns": (
+        "epoch train_loss valid_loss mae time\n0 1.5 1.25 0.4 00:01\n1 nan nan nan 00:01\n",
+        {"train_loss": [(0, 1.5), (1, NAN)], "valid_loss": [(0, 1.25), (1, NAN)]},
+        {"unit": "epoch"},
+    ),
+    "a list of losses": (
+        "2023-03-19 17:26:22,608\t44k\tINFO\tLosses: [5.99, nan], step: 200, lr: 0.0001\n",
+        {"loss_1": [(200, 5.99)], "loss_2": [(200, NAN)], "lr": [(200, 0.0001)]},
+        {},
+    ),
+    "wenet": (
+        "2024-08-12 10:12:12,301 DEBUG TRAIN Batch 0/100 loss 3.5 acc 0.41 lr 0.000004 rank 0\n"
+        "2024-08-12 10:12:12,301 DEBUG CV Batch 0/100 loss 3.9 acc 0.40 rank 0\n"
+        "2024-08-12 10:13:12,301 DEBUG TRAIN Batch 0/200 loss nan acc 0.41 lr 0.000008 rank 0\n",
+        {"loss": [(100, 3.5), (200, NAN)]},
+        {},
+    ),
     "two ranks on one line": (
         "{'loss': 2.1, 'epoch': 0.5}{'loss': nan, 'epoch': 0.5}\n",
         {"loss": [(1, 2.1), (2, NAN)]},

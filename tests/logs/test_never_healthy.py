@@ -121,3 +121,10 @@ def test_one_nan_in_layouts_that_nobody_wrote(seed: int) -> None:
 ])  # fmt: skip
 def test_words_about_nan_are_no_nan(text: str) -> None:
     assert timeline(read_text(text)).outcome == "healthy"
+
+
+def test_a_nan_before_a_bar_whose_names_mean_nothing() -> None:
+    bar = "  0%|          | {i}/800 [00:02<50:11,  2.2s/it]"
+    rows = [f"d: {1.3 + i / 10:.4f}; g: 0.7; r1: 0.01:{bar.format(i=i)}" for i in range(1, 6)]
+    assert timeline(read_text("\r".join(rows) + "\n")).outcome in ("empty", "healthy")
+    assert timeline(read_text("\r".join([*rows, "d: nan; g: 0.7; r1: nan:" + bar.format(i=6)]) + "\n")).moments

@@ -26,6 +26,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)")
 _CONFIGS = {"config", "config_file", "cfg", "config_path_file", "deepspeed", "deepspeed_config", "yaml", "conf"}
 
 Word = tuple[str, int]
+MAX_QUOTE = 100
 
 
 @dataclass(slots=True)
@@ -67,10 +68,11 @@ def programs(source: Source) -> Iterator[tuple[str, list[str]]]:
 def _started(source: Source, launch: Launch) -> Iterator[list[Word]]:
     """The commands that start a program, with the variables before them put in; the environment goes to ``launch``."""
     variables: dict[str, str] = {}
+    lines: dict[str, int] = {}
     for words in _commands(source):
-        words = [(_expand(w, variables), line) for w, line in words]
+        words = [pair for w, line in words for pair in _filled(w, line, variables, lines)]
         while words and (found := _ASSIGN.fullmatch(words[0][0])):
-            variables[found[1]] = found[2]
+            variables[found[1]], lines[found[1]] = found[2], words[0][1]
             if len(words) > 1:  # set for this command only
                 launch.environment[found[1]] = (found[2], words[0][1])
             words = words[1:]
@@ -85,25 +87,39 @@ def _started(source: Source, launch: Launch) -> Iterator[list[Word]]:
             yield words
 
 
+def _words(line: str, ends: str) -> list[str] | None:
+    """The words of a line, None while a quote in it is open."""
+    lexer = shlex.shlex(line.removesuffix(ends), posix=True, punctuation_chars="();<>|&")
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        return None
+
+
 def _commands(source: Source) -> list[list[Word]]:
     commands: list[list[Word]] = []
     going_on = False
     ends = {".bat": "^", ".cmd": "^", ".ps1": "`"}.get(PurePath(source.path).suffix.lower(), "\\")
-    for number, raw in enumerate(source.text.splitlines(), start=1):
-        line = raw.rstrip()
+    rows = _arguments(source.text).splitlines()
+    number = 0
+    while number < len(rows):
+        first, number = number + 1, number + 1
+        line = rows[first - 1].rstrip()
+        words = _words(line, ends)
+        while words is None and number < len(rows) and number - first < MAX_QUOTE:
+            line += f"\n{rows[number].rstrip()}"  # a quote that goes on over several lines
+            number += 1
+            words = _words(line, ends)
         more = line.endswith(ends) and not line.lstrip().startswith("#")
-        lexer = shlex.shlex(line[:-1] if more else line, posix=True, punctuation_chars="();<>|&")
-        lexer.whitespace_split = True
-        try:
-            words = [(w, number) for w in lexer]
-        except ValueError:  # a quote that goes on over several lines
+        if words is None:  # a quote that never ends
+            number, going_on = first, more
+        elif going_on and commands:
+            commands[-1] += [(w, first) for w in words]
             going_on = more
-            continue
-        if going_on and commands:
-            commands[-1] += words
         else:
-            commands.append(words)
-        going_on = more
+            commands.append([(w, first) for w in words])
+            going_on = more
     parts: list[list[Word]] = []
     for command in commands:
         parts.append([])
@@ -113,6 +129,27 @@ def _commands(source: Source) -> list[list[Word]]:
             else:
                 parts[-1].append(word)
     return [p for p in parts if p]
+
+
+_ARRAY = re.compile(r"(?m)^(\s*[A-Za-z_]\w*)=\(([^()]*)\)\s*$")
+
+
+def _arguments(text: str) -> str:
+    """A script with its arrays of arguments as quoted strings, which is what becomes of them."""
+    text = re.sub(r"\$\{(\w+)\[[@*]\]\}", r"$\1", text)
+    return _ARRAY.sub(lambda m: f'{m[1]}="' + re.sub(r"(?m)\s#.*$|[\"']", "", m[2]) + '"', text)
+
+
+def _filled(word: str, line: int, variables: dict[str, str], lines: dict[str, int]) -> Iterator[Word]:
+    """A word with its variables put in; one such as ``$GPT_ARGS`` is many arguments, at the lines where they stand."""
+    text = _expand(word, variables)
+    whole = _VARIABLE.fullmatch(word)
+    name = (whole[1] or whole[3]) if whole else ""
+    if name not in lines or not text.lstrip().startswith("-"):
+        yield text, line
+        return
+    for number, row in enumerate(text.split("\n"), start=lines[name]):
+        yield from ((part, number) for part in row.split() if part != "\\")
 
 
 def _expand(word: str, variables: dict[str, str]) -> str:

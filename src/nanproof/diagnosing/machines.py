@@ -16,7 +16,7 @@ from .evidence import Fact
 _FAMILIES = (
     ("turing-16xx", r"\bgtx ?16\d\d|\b16[56]0( ?ti| ?super)?\b|\bmx450|t[45]00 laptop"),
     ("apple", r"apple|\bmps\b|\bm[1234]( (pro|max|ultra))?\b|macbook|metal"),
-    ("amd", r"\bmi\d{2,3}\w?\b|\brocm|radeon|\brx ?\d{4}|\bamd\b|7900"),
+    ("amd", r"\bmi\d{2,3}\w?\b|\brocm|\bgfx\d{3,4}|radeon|\brx ?\d{4}|\bamd\b|7900"),
     ("npu", r"ascend|\bnpu\b|910b?\b|gaudi|\bhpu\b|cambricon|moore ?threads|kunlun|trainium|\bmlu\b"),
     ("intel", r"\bxpu\b|intel (arc|max|gpu)|\barc a\d"),
     ("tpu", r"\btpu"),

@@ -125,6 +125,9 @@ def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
         yield Fact(name="weights", value="fp16", where=half.where, words=half.words)
 
 
+_CTC = re.compile(
+    r"(?i)\b(?:criterion|loss(?:_?(?:fn|type|name))?|objective)\W{1,4}\w*ctc\w*|\bctc_?loss\b|\bCTCCriterion"
+)
 _SCALES = re.compile(r"(?i)scaler|accelerat|deepspeed|lightning|\bTrainer\b|apex")
 
 
@@ -242,7 +245,13 @@ def _signs(places: Places) -> Iterator[Fact]:
 def _versions(places: Places) -> Iterator[Fact]:
     for log in places.logs[:4]:
         if log.format.startswith("text"):
-            yield from read_versions_in(head_of(Path(log.path)), name_in(places.root, log.path))
+            head, name = head_of(Path(log.path)), name_in(places.root, log.path)
+            yield from read_versions_in(head, name)
+            if (named := _CTC.search(head)) is not None:
+                words = f"“{named[0]}”"
+                yield Fact(
+                    name="about", value="ctc", where=f"{name}:{head.count(chr(10), 0, named.start()) + 1}", words=words
+                )
 
 
 def _began(series: Sequence[Series]) -> Began | None:
@@ -321,7 +330,8 @@ def compare_rates(
     rate, value = max(written, key=lambda pair: pair[0])
     where = shorten(value.where, root)
     facts = [Fact(name="lr-wanted", value=rate, where=where)]
-    facts += _off_schedule(configs, series, rate, root) if resumed else ()
+    late = any(s.unit == "epoch" and s.segments and s.segments[0].first_step > 1 for s in series)
+    facts += _off_schedule(configs, series, rate, root) if resumed or late else ()
     logged = rate_in_force(series, root)
     if logged is None or logged.rate <= 1.05 * rate:
         return facts

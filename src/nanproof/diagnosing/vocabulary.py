@@ -116,7 +116,9 @@ SIGNS: Mapping[str, str] = {
     "raw-parameters": "parameters are never initialized",
     "response-template": "labels depend on a response template",
     "scales-by-itself": "samples are divided by their own range",
+    "selects-after": "torch.where selects after an operation without a gradient",
     "tiny-eps": "the code adds an eps that is 0 in fp16",
+    "tiny-eps-at-one": "the code takes an eps from 1 that half precision cannot tell from 1",
     "scheduler-rebuilt": "the scheduler is rebuilt on resume",
 }
 """What files show beyond the flags that a description can carry."""

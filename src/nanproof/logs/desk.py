@@ -64,6 +64,8 @@ _NAN_VALUE = re.compile(
     rb"|\b(?:np|numpy|torch|math|float\d*)[.(])\s*"
     rb"[-+]?nan(?![a-z_])|\s[-+]?nan\W{0,3}$|\w\s[-+]nan\b|1\.\#(?:qnan|snan|ind)"
 )
+_OF_NOTHING = re.compile(rb"\bcount: 0\s*$")  # darknet's means over no box of a batch: NaN, and no harm
+_LOSSES = re.compile(rb"\b[Ll]osses: \[([^\]]{1,400})\]")
 _NUMBERS = re.compile(rb"(?<![\w.])" + numbers.NUMBER)
 _CHINESE = {
     "：": ":", "，": ",", "（": "(", "）": ")", "＝": "=", "损失": " loss ", "学习率": " lr ",
@@ -155,6 +157,10 @@ class Desk:
             reading, self._waiting = self._waiting, None
             self.emit(reading._replace(step=self._bars.known() if step is None else step))
 
+    def learn(self, text: bytes) -> None:
+        """Keep the shape of a text that nobody reads by its names."""
+        self._shapes.take(text, self._lines.number)
+
     def row_of_table(self, text: bytes, inside: int, length: int) -> bool:
         """The text before a bar may be a row of a table, as ultralytics prints it."""
         return self._tables.take_row(text, inside, length)
@@ -219,7 +225,13 @@ class Desk:
         self._read_piece(piece, number)
         lower = piece.lower()
         unread = self.collector.nonfinite_seen == seen and not self.waits and (b"nan" in lower or b"1.#" in lower)
-        if unread and METRIC.search(piece) and _NAN_VALUE.search(piece) and not _CODE.match(piece):
+        if (
+            unread
+            and not _OF_NOTHING.search(piece)
+            and METRIC.search(piece)
+            and _NAN_VALUE.search(piece)
+            and not _CODE.match(piece)
+        ):
             text = piece.strip().decode("utf-8", "replace")
             self.collector.event("nan", text, name="nan-in-line", line=number)
 
@@ -239,6 +251,8 @@ class Desk:
             if (found := find(piece)) is not None:
                 self._take_message(found, piece, number)
             return
+        if b"osses: [" in piece:
+            piece = _LOSSES.sub(_numbered, piece)
         shape = _shape(piece)
         if shape in self._nothing:
             self.release(None)
@@ -357,6 +371,11 @@ def _shape(piece: bytes) -> bytes:
     for _ in range(4):
         shape = shape.replace(b"00", b"0")
     return shape
+
+
+def _numbered(listed: re.Match[bytes]) -> bytes:
+    """A list of losses as pairs: ``Losses: [2.1, nan]`` is ``loss_1: 2.1, loss_2: nan``."""
+    return b", ".join(b"loss_%d: %s" % (i, v.strip()) for i, v in enumerate(listed[1].split(b","), start=1))
 
 
 def _translate(piece: bytes) -> bytes:

@@ -32,7 +32,8 @@ _OTHER = frozenset({
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval", "loss_scale"})
 _HINTS = (
     b"loss", b"grad_norm", b"grad norm", b"gnorm", b"nll", b"kld", b"bce", b"mse", b"l_pix", b"overflow",
-    b"nan", b"traceback", b"error", b"trl:", b"tel:", b"exception", b"\xe6\x8d\x9f\xe5\xa4\xb1",
+    b"nan", b"traceback", b"error", b"mae", b"reward", b"checksum", b"trl:", b"tel:", b"exception",
+    b"\xe6\x8d\x9f\xe5\xa4\xb1",
 )  # fmt: skip
 """In a log of training there is one of these; looking for them is much quicker than reading."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")

@@ -83,7 +83,8 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     (
         "checkpoint-unreadable", "exception",
         r"unexpected EOF, expected \d+ more bytes|PytorchStreamReader failed|archive is corrupted"
-        r"|Error while deserializing header|invalid load key|unpickling stack underflow",
+        r"|Error while deserializing header|invalid load key|unpickling stack underflow"
+        r"|checksums? (?:did )?(?:not|NOT) match|checksum mismatch|integrity check failed",
     ),
     # hardware
     ("xid", "hardware", r"NVRM: Xid \([^)]{0,60}\): (?P<code>\d+)"),
@@ -119,7 +120,7 @@ _TRIGGER = re.compile(
     rb"|are -100|mismatch|kernel|strides|device-side|out of memory|encountered|lr_scheduler|xid|ecc|cuda error|nccl"
     rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
-    rb"|sav|writ|wrot|checkpoint|training|oom|warn"
+    rb"|sav|writ|wrot|checkpoint|training|oom|warn|checksum|integrity"
 )
 _WARNING = re.compile(rb"\b(?:\w*Warning:|WARNING\b|WARN\b)")
 NONE = re.compile(rb"(?i)\b(?:no|not|without|zero|0|never|isn't|aren't) (?:any )?(?:nans?|infs?|non-?finite)\b")

@@ -35,7 +35,7 @@ _CLOCK = re.compile(rb"\d{1,4}[-/:]\d\d?[-/:]\d{1,4}(?:[ T]\d\d:\d\d(?::\d\d)?)?
 _GLUED = re.compile(rb"(?i)\b(?P<name>\w*loss\w*)\s{0,3}[:=]\s{0,3}-?nan[a-z]")
 METRIC = re.compile(
     rb"(?i)loss|\bcost\b|\bnll\b|\bkld?\b|grad|norm|perplexity|\bppl\b|\bmse\b|\bmae\b|\bbce\b|\bce\b|\belbo\b|objective"
-    rb"|\berr(?:or)?\b|\bl_\w+"
+    rb"|\berr(?:or)?\b|\bl_\w+|\brewards?\b"
 )
 _WORDS = re.compile(rb"[A-Za-z_][\w./-]*")
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval"})
@@ -60,13 +60,15 @@ class Shapes:
         self._shapes: dict[bytes, _Shape] = {}
 
     def take(self, line: bytes, number: int) -> None:
-        if len(line) > LONGEST or NONE.search(line):
+        if len(line) > LONGEST or NONE.search(line) or line.rstrip().endswith(b"count: 0"):
             return
         glued = _GLUED.search(line)
         if glued is not None:
             self._collector.place({glued["name"].decode("ascii", "replace"): math.nan}, step=None)
             return
         text = _CLOCK.sub(b"@", _WRAPPED.sub(rb"\1", line.strip())).replace(b"#", b" ")  # it stands for a number below
+        if text.endswith(b" images"):  # darknet before it wrote "avg loss"
+            text = text.replace(b" avg, ", b" avg loss, ")
         found = [m[0] for m in _NUMBER.finditer(text)]
         if not found or len(found) > SLOTS:
             return

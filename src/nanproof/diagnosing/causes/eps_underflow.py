@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import about, both, con, either, flag, pro, value
-from ..signs import FP16, FP32, IN_SOME_BATCHES, ONE_STEP
+from ..signs import BAD_GRADIENT, BF16, BROKEN, FP16, FP32, IN_SOME_BATCHES, ONE_STEP
 
 CAUSE = Cause(
     name="eps-underflow",
@@ -17,6 +17,11 @@ an eps but loses it when it is added to a number near 1.""",
     clues=(
         pro("suggests", both(FP16, flag("tiny-eps")), "the code adds an eps below 6e-8, which is 0 in fp16"),
         pro("suggests", both(FP16, flag("tiny-eps"), flag("half-weights")), "and the weights are fp16"),
+        pro(
+            "names",
+            both(either(FP16, BF16), flag("tiny-eps-at-one"), either(BROKEN, BAD_GRADIENT)),
+            "the code takes an eps from 1 that is lost in half precision",
+        ),
         pro("names", both(FP16, about("epsilon")), "the report mentions an eps or a denominator, in fp16"),
         pro("suggests", flag("fp32-fine"), "the same is fine in fp32"),
         pro(

@@ -15,7 +15,7 @@ without last_epoch and begins at the peak; or it is built after the optimizer wa
 for the base. In all cases the rate in force is not the configured one.""",
     share=5.0,
     clues=(
-        pro("names", flag("lr-discontinuity"), "the learning rate jumps"),
+        pro("names", flag("lr-discontinuity"), "the learning rate leaves its schedule"),
         pro("suggests", both(flag("lr-discontinuity"), RESUMED), "at a resume"),
         pro("names", flag("config-change-ignored"), "a change of the config had no effect"),
         pro("proves", value("lr-in-checkpoint"), "the checkpoint restores another rate than the config asks for"),

@@ -30,6 +30,12 @@ the gradient does not. The input must be made safe too, not only the output.""",
         ),
         pro("suggests", both(FP32, flag("grad-nan-loss-finite", "grad-nan-loss-finite-first")), "in fp32 too"),
         pro("names", value("lint", "NP210"), "the code selects after the risky operation"),
+        pro(
+            "names",
+            flag("selects-after"),
+            "the code selects after the risky operation",
+            unless=value("lint", "NP210"),
+        ),
         con(
             "suggests",
             either(FP16, SEVERAL_MACHINES, about("attention-kernel")),

@@ -114,7 +114,8 @@ class Meaning:
             return
         lengths = next((n for n in piece.columns if _TARGET.search(n)), None)
         targets = next((n for n in piece.columns if self.is_label(n) and isinstance(piece.columns[n], list)), None)
-        column = targets or lengths
+        # speech is far slower than its frames: a text with more letters than frames fits by no tokenizer
+        column = targets or lengths or next((n for n in piece.columns if _TEXT.search(n)), None)
         if column is None:
             return
         for offset, (given, target) in enumerate(zip(piece.columns[inputs], piece.columns[column], strict=False)):

@@ -21,7 +21,8 @@ _SAFE = re.compile(
     r"math\.|np\.sqrt\(d|\bd_k|head_dim|\bdim\b(?!=)|abs\(\)? ?\+"
 )
 _COUNTS = (
-    r"avg_factor|normali[sz]er|num_(?:pos|valid|boxes|gts?|fg|objs?|objects|instances|targets|tokens)|n_(?:pos|valid)"
+    r"avg_factor|normali[sz]er|n_(?:pos|valid)"
+    r"|num_(?:\w+_)?(?:pos|positives?|valid|boxes|gts?|fg|objs?|objects|instances|targets|tokens|items)(?:_in_\w+)?"
 )
 _COUNT = re.compile(
     rf"{_COUNTS}|"
@@ -65,6 +66,7 @@ def signs_of(tree: ast.AST, text: str, name: str) -> Iterator[Fact]:
         words = f"{', '.join(sorted(raw)[:3])}: nn.Parameter over uninitialized memory, never initialized"
         yield Fact(name="raw-parameters", where=f"{name}:{line}", words=words)
     yield from _left_out(tree, name)
+    yield from _guarded(tree, name)
     yield from _bypasses(tree, text, name)
     yield from _of_file(text, seen, name)
 
@@ -103,6 +105,7 @@ def _left_out(tree: ast.AST, name: str) -> Iterator[Fact]:
 def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
     """The signs of single nodes; what counts for the file as a whole goes into ``seen``."""
     checked = list(_checks(tree))
+    constants, norms = dict(_constants(tree)), frozenset(_norms(tree))
     yield from _filtered_means(tree, checked, name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -110,15 +113,58 @@ def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
         elif isinstance(node, ast.Attribute) and dotted(node) == "torch.compile":
             yield _fact("compiled", name, node, "torch.compile")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            yield from (f for f in _division(node, name) if not _is_checked(node.right, checked))
+            yield from (f for f in _division(node, norms, name) if not _is_checked(node.right, checked))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             small = constant(node.right)
+            small = constants.get(node.right.id) if isinstance(node.right, ast.Name) else small
             if isinstance(small, float) and 0 < small < 6e-8:
                 yield _fact("tiny-eps", name, node, f"`{ast.unparse(node)[-60:]}`: {small:g} is 0 in fp16")
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and constant(node.left) in (1, 1.0):
+            small = constant(node.right)
+            if isinstance(small, float) and 0 < small < 2**-11:
+                yield _fact("tiny-eps-at-one", name, node, f"`{ast.unparse(node)}` is 1 in fp16 and bf16")
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name):
+            small = constants.get(node.value.id, 1.0)
+            if 0 < small < 6e-8:
+                yield _fact("tiny-eps", name, node, f"`{ast.unparse(node)}`: {small:g} is 0 in fp16")
         elif isinstance(node, ast.Assign):
             yield from _assignment(node, seen, name)
         elif isinstance(node, ast.For) and "parameters()" in ast.unparse(node.iter):
             seen.initializes_all |= "init" in ast.unparse(node) or "uniform_" in ast.unparse(node)
+
+
+def _guarded(tree: ast.AST, name: str) -> Iterator[Fact]:
+    """``torch.where`` over a result that was computed before, where its operation has no gradient."""
+    risky = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found = re.match(r"(?:torch|th)\.(?:sqrt|log|log2|acos|asin|atanh|rsqrt|pow)\(", ast.unparse(node.value))
+            if found and not _SAFE.search(ast.unparse(node.value)):
+                risky[node.targets[0].id] = ast.unparse(node.value)[:60]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted(node.func) in ("torch.where", "th.where") and len(node.args) == 3:
+            hidden = next((a.id for a in node.args[1:] if isinstance(a, ast.Name) and a.id in risky), "")
+            if hidden:
+                words = f"`{ast.unparse(node)[:80]}` selects after `{risky[hidden]}`: the gradient of that is NaN still"
+                yield _fact("selects-after", name, node, words)
+
+
+def _constants(tree: ast.AST) -> Iterator[tuple[str, float]]:
+    """Small numbers that have a name, such as EPS."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = constant(node.value)
+            if isinstance(value, float):
+                yield node.targets[0].id, value
+
+
+def _norms(tree: ast.AST) -> Iterator[str]:
+    """Names that hold a bare norm, which may be 0."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            made = ast.unparse(node.value)
+            if re.search(r"(?<!np\.linalg)(?<!numpy\.linalg)\.norm\(", made) and not _SAFE.search(made):
+                yield node.targets[0].id
 
 
 def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
@@ -223,7 +269,7 @@ def _call(node: ast.Call, seen: _Seen, name: str) -> Iterator[Fact]:
         yield from _pole(node, callee, full, shown, name)
     if (
         callee == "exp"
-        and re.search(r"log_?(var|std|sigma|scale)", shown)
+        and re.search(r"log_?(var|std|sigma|scale)|log_?p\w* - \w*log_?p", shown)
         and not re.search(r"clamp|clip|0\.5|tanh", shown)
     ):
         yield _fact("pole-in-code", name, node, f"`{shown}` grows without bound")
@@ -266,8 +312,13 @@ def _checks(tree: ast.AST) -> Iterator[_Checked]:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             tests = [n.test for n in ast.walk(function) if isinstance(n, ast.If | ast.IfExp | ast.Assert)]
-            names = frozenset(name for test in tests for name in _parts(test))
+            names = frozenset(name for test in tests if not _asks_for_none(test) for name in _parts(test))
             yield _Checked(getattr(function, "lineno", 0), getattr(function, "end_lineno", None) or 1 << 30, names)
+
+
+def _asks_for_none(test: ast.expr) -> bool:
+    """``x is not None`` says nothing about a zero."""
+    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot)
 
 
 def _parts(node: ast.AST) -> Iterator[str]:
@@ -293,16 +344,23 @@ def _filtered_means(tree: ast.AST, checked: list[_Checked], name: str) -> Iterat
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         chosen: dict[str, str] = {}  # names that hold only what passed, and the condition
+        masks: set[str] = set()  # names of conditions
         nodes = [n for n in ast.walk(function) if isinstance(n, ast.Assign | ast.Call)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                mask = _mask_in(node.value, chosen)
+                mask = _mask_in(node.value, chosen, masks)
                 target = node.targets[0].id
+                if (
+                    not mask
+                    and _MASK.search(ast.unparse(node.value))
+                    and isinstance(node.value, ast.Call | ast.Compare)
+                ):
+                    masks.add(target)
                 if mask and not re.search(r"\.(?:mean|sum|max|min)\(", ast.unparse(node.value)):
                     chosen[target] = mask
                 elif not mask:
                     chosen.pop(target, None)
-            if isinstance(node, ast.Call) and (mask := _averages(node, chosen)):
+            if isinstance(node, ast.Call) and (mask := _averages(node, chosen, masks)):
                 inner = max((c for c in checked if c.first <= node.lineno <= c.last), key=lambda c: c.first)
                 if not any(re.search(rf"\b{re.escape(mask)}\b", n) for n in inner.names):
                     words = f"`{ast.unparse(node)[:90]}` is NaN where `{mask}` lets nothing through"
@@ -310,40 +368,46 @@ def _filtered_means(tree: ast.AST, checked: list[_Checked], name: str) -> Iterat
                     return
 
 
-def _mask_in(value: ast.expr, chosen: dict[str, str]) -> str:
+def _mask_in(value: ast.expr, chosen: dict[str, str], masks: set[str]) -> str:
     """The condition that a value was filtered by."""
     for node in ast.walk(value):
         if isinstance(node, ast.Subscript):
             index = node.slice.operand if isinstance(node.slice, ast.UnaryOp) else node.slice
             if isinstance(index, ast.Compare):
                 return ast.unparse(index)
-            if isinstance(index, ast.Name) and _MASK.search(index.id) and isinstance(node.ctx, ast.Load):
+            if (
+                isinstance(index, ast.Name)
+                and (index.id in masks or _MASK.search(index.id))
+                and isinstance(node.ctx, ast.Load)
+            ):
                 return index.id
         if isinstance(node, ast.Name) and node.id in chosen:
             return chosen[node.id]
     return ""
 
 
-def _averages(node: ast.Call, chosen: dict[str, str]) -> str:
+def _averages(node: ast.Call, chosen: dict[str, str], masks: set[str]) -> str:
     """The condition behind what a call averages over everything it is given; "" for other calls."""
     callee = dotted(node.func).rpartition(".")[2] or (node.func.attr if isinstance(node.func, ast.Attribute) else "")
     shown = ast.unparse(node)
     if callee == "mean" and isinstance(node.func, ast.Attribute):
         plain = not node.args and not node.keywords  # over all of it
         over = node.args[0] if node.args and dotted(node.func) in ("torch.mean", "th.mean") else node.func.value
-        return _mask_in(over, chosen) if plain or over is not node.func.value else ""
+        return _mask_in(over, chosen, masks) if plain or over is not node.func.value else ""
     if _MEAN_LOSSES.match(callee) and node.args and "reduction" not in shown:
-        return _mask_in(node.args[0], chosen)
+        return _mask_in(node.args[0], chosen, masks)
     return ""
 
 
-def _division(node: ast.BinOp, name: str) -> Iterator[Fact]:
+def _division(node: ast.BinOp, norms: frozenset[str], name: str) -> Iterator[Fact]:
     below = ast.unparse(node.right)
     shown = ast.unparse(node)[:90]
     above = ast.unparse(node.left)
     if re.search(r"\.std\(", below) and "mean" in above:
         yield _fact("divides-by-std", name, node, f"`{shown}`: the std of a single element is NaN")
-    elif re.search(r"(?<!linalg)\.norm\(", below) and not re.search(r"\bnp\.|numpy", below) and not _SAFE.search(below):
+    elif below in norms or (
+        re.search(r"(?<!linalg)\.norm\(", below) and not re.search(r"\bnp\.|numpy", below) and not _SAFE.search(below)
+    ):
         yield _fact("pole-in-code", name, node, f"`{shown}` divides by a norm that can be 0")
     elif re.search(r"(max|min|std|norm)\(", below) and not _SAFE.search(below) and _same_root(above, below):
         yield _fact("scales-by-itself", name, node, f"`{shown}` divides by 0 for a constant or silent sample")
@@ -367,6 +431,10 @@ def _assignment(node: ast.Assign, seen: _Seen, name: str) -> Iterator[Fact]:
     if re.search(r"sched\w*\.last_epoch$", target):
         seen.last_epoch_set = node.lineno
     made = node.value
+    if isinstance(made, ast.Call) and "requires_grad=True" in (shown := ast.unparse(made)):
+        raw = next((r for r in _RAW[:4] if re.search(rf"\b{re.escape(r)}\(\d", shown)), "")
+        if raw:
+            yield _fact("raw-parameters", name, node, f"`{ast.unparse(node)[:80]}` begins with uninitialized memory")
     if isinstance(made, ast.Call) and dotted(made.func).rpartition(".")[2] == "Parameter" and made.args:
         inner = made.args[0]
         if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -92,7 +92,11 @@ def _settings(path: Path) -> Settings | None:
             return python_settings(Code.read(path))
         except NanproofError:
             return None
-    return load_quietly(path) if path.suffix in SUFFIXES else None
+    settings = load_quietly(path) if path.suffix in SUFFIXES else None
+    if settings is None or not {"wandb_version", "_wandb.value.python_version"} & set(settings.values):
+        return settings
+    plain = {k.removesuffix(".value"): v for k, v in settings.values.items() if k.endswith(".value")}  # beside a desc
+    return Settings(values={k: replace(v, key=k) for k, v in plain.items()})
 
 
 def read_configs(

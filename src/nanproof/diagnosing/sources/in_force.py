@@ -48,11 +48,13 @@ _DTYPES = {
     "float16": "fp16", "fp16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "f16": "fp16",
     "bfloat16": "bf16", "bf16": "bf16", "bf16-mixed": "bf16", "bf16-true": "bf16", "float32": "fp32", "fp32": "fp32",
     "32": "fp32", "32-true": "fp32", "no": "fp32", "none": "fp32", "full": "fp32", "16-true": "fp16", "fp8": "fp8",
-    "tf32": "fp32", "single": "fp32",
+    "tf32": "fp32", "single": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16", "amp": "fp16",
 }  # fmt: skip
 _BANNERS: tuple[tuple[str, str, Plain], ...] = (
     (r"Using 16-?bit (?:native )?(?:Automatic )?Mixed Precision|Using native 16bit precision", "precision", "fp16"),
     (r"Using bfloat16 Automatic Mixed Precision", "precision", "bf16"),
+    (r"\bAMP\b(?! not).{0,12}\b(?:is )?(?:enabled|on)\b|native (?:torch|pytorch) AMP", "precision", "fp16 (amp)"),
+    (r"\b(?:enable|using|with) (?:full )?fp16 training", "precision", "fp16"),
     (r"Selected optimization level O[12]|opt_level\s*[:=]\s*'?O[123]", "precision", "fp16"),
     (r"fp16_enabled\W+true|\bfp16 (?:is )?enabled\b|Using (?:half|fp16) precision", "precision", "fp16"),
     (r"bfloat16_enabled\W+true|\bbf16 (?:is )?enabled\b", "precision", "bf16"),
@@ -66,14 +68,16 @@ _BANNERS: tuple[tuple[str, str, Plain], ...] = (
 )
 _BANNER = [(re.compile(p, re.IGNORECASE), concept, value) for p, concept, value in _BANNERS]
 _PAIR = re.compile(r"(?<![\w./])['\"]?(?P<key>[A-Za-z_][\w.-]{0,50})['\"]?\s{0,12}(?::|=)\s{0,6}(?P<value>'[^']{0,60}'|\"[^\"]{0,60}\"|[\w.+-]++)(?!\s*=)")  # fmt: skip  # noqa: E501
-_SPACED = re.compile(r"^\s*(?P<key>learning[ _]rate|batch[ _]size)\s*[:=]\s*(?P<value>[\d.eE+-]+)", re.IGNORECASE)
+_SPACED = re.compile(
+    r"^\s*(?P<key>learning[ _]rate|batch[ _]size|fp16[ _]run)\s*[:=]\s*(?P<value>[\d.eE+-]+|true|false)", re.IGNORECASE
+)
 _ROW = re.compile(
     r"(?i)\b(?:step|iter\w*|epoch|it|batch)\b\W{0,4}\[?\d.*(?:loss|nan)|loss\W{0,3}(?:nan|[-\d])|it/s|s/it"
 )
-_ARGUMENTS = re.compile(r"Overriding|Namespace\(|Arguments\(|[Cc]onfig|[Aa]rgs|[Hh]yper|trainer:|[Ss]ettings|^\s*\W{0,3}[A-Za-z_][\w. ]{1,40}\s*[:=]")  # fmt: skip  # noqa: E501
+_ARGUMENTS = re.compile(r"Overriding|\{['\"]\w{1,40}['\"]: ?[{'\"\w]|Namespace\(|Arguments\(|[Cc]onfig|[Aa]rgs|[Hh]yper|trainer:|[Ss]ettings|^\s*\W{0,3}[A-Za-z_][\w. ]{1,40}\s*[:=]")  # fmt: skip  # noqa: E501
 _GPU = re.compile(
     r"(?i)(?:NVIDIA|GeForce|Tesla|Quadro|\bRTX|\bGTX|\bA100|\bH100|\bV100|Apple M\d|\bdevice\b\W{1,6}mps|AMD Instinct"
-    r"|\bMI\d{3})[^,;)|\n]{0,50}"
+    r"|\bMI\d{3}|\bgfx\d{3,4}|Radeon|\bROCm\b)[^,;)|\n]{0,50}"
 )
 
 
@@ -205,6 +209,8 @@ def read_python(tree: ast.AST, name: str, *, rank: int = CODE) -> Iterator[Setti
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             value = constant(node.value)
+            if isinstance(node.value, ast.Call) and dotted(node.value.func) == "dict":
+                value = value if _name(targets[0]) not in ("fp16", "bf16") else True  # fp16 = dict(loss_scale=512.)
             for target in targets:
                 if value is not None and (key := _name(target)):
                     yield from interpret(key, value, where, rank)

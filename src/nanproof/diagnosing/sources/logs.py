@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import NanproofError
-from ...logs import LogFile, Series, read
+from ...logs import Column, LogFile, Series, read
 from ...logs.foresee import foresee
 from ...logs.timeline import Timeline, timeline
 from ..diagnosis import Looked, Moment
@@ -53,9 +53,50 @@ def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tupl
             early = [(f"{story.unit} {w.step:,}", f"early warning: {w} ({name})") for w in outlook.warnings[:2]]
             moments += [Moment(when=when, what=what) for when, what in early]
         series.append(one)
+    jumped = list(_continued(series, root))
+    doubtful = (s for s in series if any(len(c) >= 5 for c in _losses(s)))
+    if jumped or not all(_is_healthy(facts, name_in(root, s.source)) for s in doubtful):
+        facts = [f for f in facts if f.name != "run-healthy"]  # one good log among others clears nothing
+    if jumped:
+        facts = [f for f in facts if f.name not in ("never-resumed", "lr-continuous")] + jumped
     if len(found) > MAX_LOGS:
         notes.append(f"{len(found) - MAX_LOGS} older logs were not read")
     return Part(facts=tuple(facts), looked=tuple(looked), notes=tuple(notes), moments=tuple(moments)), tuple(series)
+
+
+def _losses(series: Series) -> tuple[Column, ...]:
+    return (series.loss,) if series.loss is not None else series.components
+
+
+def _is_healthy(facts: Sequence[Fact], name: str) -> bool:
+    return any(f.name == "run-healthy" and f.where == name for f in facts)
+
+
+def _continued(series: Sequence[Series], root: Path) -> Iterator[Fact]:
+    """A log that continues from the end of another one, and what the learning rate did between the two."""
+    for new in series:
+        if new.lr is None or not len(new.lr) or not any(e.kind == "resume" for e in new.events):
+            continue
+        first, resumed = int(new.lr.steps[0]), min(e.row for e in new.events if e.kind == "resume") == 0
+        for old in series:
+            if old is new or old.lr is None or not len(old.lr) or old.unit != new.unit:
+                continue
+            last = int(old.lr.steps[-1])
+            before, after = float(old.lr.values[-1]), float(new.lr.values[0])
+            goes_on = 0 < first - last <= max(3, 0.05 * last)
+            counts_again = (
+                resumed
+                and (first <= 0.05 * last or new.unit == "row")
+                and not any(e.kind == "resume" for e in old.events)
+            )
+            if (goes_on or counts_again) and before > 0 and not 0.4 < after / before < 1.25:
+                where = name_in(root, new.source)
+                words = (
+                    f"lr {before:.3g} at {old.unit} {last:,} ({name_in(root, old.source)}), {after:.3g} at {first:,}"
+                )
+                yield Fact(name="resumed", where=where, words=f"goes on at {new.unit} {first:,}")
+                yield Fact(name="lr-discontinuity", where=where, words=words)
+                return
 
 
 def _summary(name: str, series: Series, story: Timeline) -> str:

@@ -78,7 +78,7 @@ def _facts(event: Event, where: str) -> Iterator[Fact]:
                 continue  # many things are divided by
             if fact.value in _READ:  # the words of an exception are those of the program
                 yield Fact(name="about", value=fact.value, where=where, words=words)
-    if event.kind == "warning" and event.name:
+    if event.name == "newly-initialised":
         yield Fact(name="warning-in-log", where=where, words=words)
 
 

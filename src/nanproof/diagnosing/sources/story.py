@@ -34,9 +34,11 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     if scaled := _loss_scale(series):
         yield Fact(name="precision", value="fp16", where=name, words=scaled)
     yield from (fact(f, words=w) for f, w in _resumes(series, story))
+    yield from (fact("level-shift", words=w) for w in _dips(series))
     yield from (fact(f, words=w) for f, w in _norms(series))
     grown = list(_activations(series))
     yield from (fact("activation-explosion", words=w) for w in grown)
+    yield from (fact("activation-norm-drift", words=w) for w in _drifting(series) if not grown)
     yield from (fact("activation-near-fp16-max", words=w) for w in _near_the_end_of_fp16(series))
     if _sudden(series, story) and not grown:
         words = "loss and gradient norm keep their level up to the break"
@@ -44,7 +46,7 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     onset = _onset(series, story, each_step)
     if onset is not None:
         yield Fact(name="onset", value=onset[0], where=name, words=onset[1])
-    if story.outcome == "healthy" and series.loss is not None and len(series.loss) >= 20 and _learns(series.loss):
+    if _healthy(series, story):
         yield fact("run-healthy", words="the log shows a run that is finite and learns")
     if story.outcome in ("healthy", "useless") and series.loss is not None and len(series.loss) >= 20:
         yield fact("loss-finite", words=f"all {series.loss.total:,} losses are finite")
@@ -56,14 +58,54 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     yield from (fact(f, words=w) for f, w in _bounds(series))
 
 
+def _healthy(series: Series, story: Timeline) -> bool:
+    """Whether the log is that of a run which learned: every loss of it, to its end, at a rate that kept its course."""
+    losses = (series.loss,) if series.loss is not None else series.components
+    if story.outcome != "healthy" or not losses or any(len(c) < 20 or not _learns(c) for c in losses):
+        return False
+    return not (
+        story.of("growth") or any(_dips(series)) or any(n == "lr-discontinuity" for n, _ in _resumes(series, story))
+    )
+
+
 def _learns(loss: Column) -> bool:
     """Whether the loss is no higher at the end than it was; below zero it is a likelihood or a reward."""
     values = loss.values[~loss.bad]
-    if _swings(values):
+    if _swings(values) or _climbs(values):
         return False
     quarter = max(2, len(values) // 4)
     first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
     return last <= first or ((first - last) < 0.02 * abs(first) and loss.steps[0] > 1_000 and last <= 1.02 * first)
+
+
+def _climbs(values: Floats) -> bool:
+    """Whether a loss ends with a climb: five points in a row, by a quarter, to where it had left long before."""
+    last = values[-5:]
+    return bool((np.diff(last) > 0).all()) and float(last[-1]) > 1.25 * abs(float(last[0]))
+
+
+DIP = 0.65
+"""A loss that falls at once below this part of its level, and comes back, saw other data meanwhile."""
+
+
+def _dips(series: Series) -> Iterator[str]:
+    """Stretches far below the level of the loss, entered at once and left again, at a rate that did not change."""
+    loss = series.loss
+    if loss is None or len(loss) < 24 or bool(loss.bad.any()) or float(loss.values.min()) <= 0:
+        return
+    values = loss.values
+    entered = np.flatnonzero(values[16:-3] < 0.75 * values[15:-4]) + 16  # at once
+    for start in entered[:200].tolist():
+        before, level = values[start - 16 : start], float(np.median(values[start - 16 : start]))
+        back = np.flatnonzero(values[start:] > 0.8 * level)
+        if before.min() < 0.8 * level or not (values[start : start + 3] < DIP * level).all() or not len(back):
+            continue
+        end = start + int(back[0])
+        if (values[end:] > 0.7 * level).all():
+            low = f"{loss.name} is at {float(np.median(values[start:end])):.4g}"
+            stretch = f"{series.unit} {loss.steps[start]:,} to {loss.steps[end]:,}"
+            yield f"{low} from {stretch}, and at {level:.4g} around it"
+            return
 
 
 def _more(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
@@ -286,17 +328,18 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
     for moment in jumps[:1]:
         yield "lr-discontinuity", moment.text
     found = story.of("resume")
+    if not jumps and (late := _late_warm_up(series)):
+        yield "resumed", late
+        yield "lr-discontinuity", late
     if not found:
         if story.unit == "step" and story.first_step is not None and story.first_step <= 1:
             yield "never-resumed", "the log goes from its first step on without a resume"
         return
     yield "resumed", f"resumed at {story.unit} {found[-1].step:,}"
     both = [m.numbers for m in found if {"lr_before", "lr_after"} <= set(m.numbers)]
-    back = next((m for m in found if _starts_again(series, m)), None)
-    if back is not None and not jumps:
-        lr = back.numbers
-        words = f"lr fell to {lr['lr_before']:.3g} before the resume and starts again at {lr['lr_after']:.3g}"
-        yield "lr-discontinuity", words
+    lost = next((words for m in found if (words := _loses_place(series, m))), "")
+    if lost and not jumps:
+        yield "lr-discontinuity", lost
     elif not jumps and both and all(_near(n["lr_before"], n["lr_after"], 1.25) for n in both):
         yield "lr-continuous", f"lr {both[-1]['lr_before']:.3g} before the resume, {both[-1]['lr_after']:.3g} after"
     losses = [m for m in found if {"loss_before", "loss_after"} <= set(m.numbers)]
@@ -308,13 +351,33 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
         )
 
 
-def _starts_again(series: Series, resume: Told) -> bool:
-    """Whether a rate that only fell before a resume is higher after it, if by little: the schedule lost its place."""
+def _late_warm_up(series: Series) -> str:
+    """A log that begins far into a run, with a learning rate that warms up from nothing: the schedule began again."""
+    rate = series.lr
+    if rate is None or series.unit != "step" or len(rate) < 6 or bool(rate.bad.any()):
+        return ""
+    first, gap, warm = int(rate.steps[0]), float(np.median(np.diff(rate.steps))), rate.values[:6]
+    if first < max(100, 10 * gap) or not (np.diff(warm) > 0).all() or warm[0] > 0.2 * warm[-1]:
+        return ""
+    return f"the log begins at step {first:,}, and lr warms up from {warm[0]:.3g} there"
+
+
+def _loses_place(series: Series, resume: Told) -> str:
+    """How the schedule lost its place at a resume: it starts again from above, warms up again, or stands still."""
     if series.lr is None or not {"lr_before", "lr_after"} <= set(resume.numbers):
-        return False
-    before = series.lr.values[(series.lr.rows < resume.row) & ~series.lr.bad]
-    fell = len(before) >= 5 and bool((np.diff(before[-20:]) <= 0).all()) and before[-1] < before[0]
-    return bool(fell and resume.numbers["lr_after"] > 1.05 * resume.numbers["lr_before"])
+        return ""
+    old, new = resume.numbers["lr_before"], resume.numbers["lr_after"]
+    before = series.lr.values[(series.lr.rows < resume.row) & ~series.lr.bad][-20:]
+    after = series.lr.values[(series.lr.rows >= resume.row) & ~series.lr.bad][:20]
+    fell = len(before) >= 5 and bool((np.diff(before) <= 0).all()) and before[-1] < before[0]
+    if fell and new > 1.05 * old:
+        return f"lr fell to {old:.3g} before the resume and starts again at {new:.3g}"
+    if len(after) >= 3 and new < 0.6 * old and bool((np.diff(after[:5]) > 0).all()):
+        return f"lr was {old:.3g} before the resume and warms up again from {new:.3g}"
+    moved = len(before) >= 5 and bool((np.diff(before) != 0).all())
+    if moved and len(after) >= 5 and len(set(after.tolist())) == 1 and old > 0:
+        return f"lr moved at every point before the resume and stands at {new:.3g} since"
+    return ""
 
 
 def _near(a: float, b: float, factor: float) -> bool:
@@ -354,6 +417,22 @@ def _activations(series: Series) -> Iterator[str]:
     for name, first, last in _inside(series):
         if 0 < GROWTH * first < last:
             yield f"{name} grew from {first:.3g} to about {last:.3g} while it was finite"
+
+
+_LAYER = re.compile(
+    r"(?i)(?:^|[^a-z])(?:[qkv]|qk|attn|act|param|weight)s?[_ ./-]?(?:norm|max|absmax|logits?)|activation|logit"
+)
+
+
+def _drifting(series: Series) -> Iterator[str]:
+    """The norm of a layer that rises from quarter to quarter."""
+    for column in series.columns.values():
+        values = column.values[~column.bad]
+        if column.role == "other" and _LAYER.search(column.name) and len(values) >= 12:
+            quarters = [float(np.median(q)) for q in np.array_split(values, 4)]
+            if quarters[0] > 0 and quarters[-1] > 2 * quarters[0] and all(b > a for a, b in pairwise(quarters)):
+                yield f"the median of {column.name} by quarter of the run: {', '.join(f'{q:.3g}' for q in quarters)}"
+                return
 
 
 def _near_the_end_of_fp16(series: Series) -> Iterator[str]:

@@ -75,10 +75,11 @@ class Bars:
         if _OTHER_WORK.search(before):
             return b""
         head = read_pairs(before)
-        self._place(n, of, head, read_pairs(_CLOCK.sub(b"", match["inner"], count=1)))
+        if not self._place(n, of, head, read_pairs(_CLOCK.sub(b"", match["inner"], count=1))) and head.values:
+            self._desk.learn(before)  # names that mean nothing here: a NaN among their numbers counts
         return b""
 
-    def _place(self, n: int, of: int | None, head: Reading, found: Reading) -> None:
+    def _place(self, n: int, of: int | None, head: Reading, found: Reading) -> bool:
         step, epoch = n, head.epoch
         if epoch is not None and of is not None:  # the bar counts within an epoch
             if self._epochs_from is None:
@@ -97,6 +98,7 @@ class Bars:
         fresh = {k: v for k, v in values.items() if self._is_new(k, step, v)}
         if fresh:
             self._desk.emit(Reading(fresh, step, of, epoch))
+        return bool(values)
 
     def _is_new(self, name: str, step: int, value: float) -> bool:
         last = self._seen.get(name)

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from ..desk import Desk
 
 _GAPS = re.compile(rb"\s*\|\s*|\t+\s*|\s{2,}")
+_SPACES = re.compile(rb"\s+")
 _RULE = re.compile(rb"(?:[\s|+:=-]|\xe2[\x94\x95][\x80-\xbf]){3,}")  # also lines drawn with box characters
 _HEADING = re.compile(rb"(?i)loss|mem")  # no heading that matters is without
-_NAME = re.compile(rb"(?!.* \d)[A-Za-z#][\w #%./@()-]{0,39}")
+_NAME = re.compile(rb"(?!.* \d)[A-Za-z#_][\w #%./@()-]{0,39}")
 _HEADS = frozenset({"loss", "component", "eval"})
 _SHORT = ("box", "obj", "cls", "dfl", "seg", "pose", "kobj")
 _SIZE = re.compile(rb"\d[\d.]*[kKMGT]i?B?")
@@ -35,6 +36,7 @@ class Tables:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._heads: list[str] = []
+        self._gaps = _GAPS
         self._below: dict[str, float] = {}
         self._section = ""
 
@@ -53,13 +55,13 @@ class Tables:
             return True
         if b":" in text or b"=" in text or _HEADING.search(text) is None:
             return False
-        return self._take_heading(cells or _GAPS.split(text))
+        return self._take_heading(cells or _GAPS.split(text)) or self._take_narrow(text)
 
     def take_row(self, piece: bytes, inside: int | None = None, length: int | None = None) -> bool:
         """Whether a line is a row below the heading; a bar behind it tells how far within the epoch it stands."""
         if not self._heads:
             return False
-        cells = _GAPS.split(piece.strip(b" |\t:"))
+        cells = self._gaps.split(piece.strip(b" |\t:"))
         if len(cells) == len(self._heads) + 1 and cells[0].isdigit():  # the index of a pandas frame
             cells = cells[1:]
         labeled = self._heads[0].lower() == "name"  # DI-engine labels its rows
@@ -93,8 +95,16 @@ class Tables:
         if not counted or not (yolo or any(meaning(n).role in _HEADS for n in names)):
             return False
         # the short names of YOLOv5 mean losses in its own table only
+        self._gaps = _GAPS
         self._heads = [f"{n}_loss" if yolo and n.lower() in _SHORT else n for n in names]
         return True
+
+    def _take_narrow(self, text: bytes) -> bool:
+        """A heading with one space between its names, as fastai prints it."""
+        cells = text.split()
+        named = len(cells) > 2 and cells[0].decode("ascii", "replace").lower() in (*STEP_KEYS, *EPOCH_KEYS)
+        self._gaps = _SPACES if named and self._take_heading(cells) else _GAPS
+        return self._gaps is _SPACES
 
     def _take_down(self, cells: list[bytes]) -> bool:
         """``| loss | nan |``, below a heading of its section; the rows together are one record."""
