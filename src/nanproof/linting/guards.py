@@ -53,7 +53,9 @@ def guarded(node: ast.expr, module: Module, seen: frozenset[ast.AST] = frozenset
         if changed_in_place(node, module):
             return True
         held = module.value(node)
-        return any(guarded(v, module, seen) for v in ([held] if held is not None else module.values(node)))
+        ways = [held] if held is not None else module.values(node)
+        ways = [v for v in ways if not isinstance(v, ast.Constant)] or ways  # `std = 1`, and in a branch `x.std()`
+        return any(guarded(v, module, seen) for v in ways)
     if isinstance(node, ast.Call):
         return _guarding_call(node, module, seen)
     if isinstance(node, ast.Subscript):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from .gradients import Function, callers_of, enclosing, gradless
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LOSSES = re.compile(
-    r"loss|criterion|objective|penalty|elbo|(^|_)(nll|kl|kld|bce|mse|ce)(_|$)|regulari[sz]|diverg", re.I
+    r"loss|criterion|objective|penalty|elbo|(^|_)(nll|kl|kld|bce|mse|ce|info_?nce)(_|$)|regulari[sz]|diverg|geodesic|"
+    r"chamfer|focal(?!_length)|triplet|contrastive",
+    re.I,
 )
 _ASIDE = re.compile(
-    r"(^|_)(eval(?!uate_(actions?|log))\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|iou|acc|accura\w*|errors|epe|aepe|psnr|ssim|miou|fid|rmse|"
+    r"(^|_)(eval(?!uate_(actions?|log))\w*|val|valid|validat\w*|test\w*|predict\w*|infer\w*|metrics?|iou|acc|accura\w*|errors|epe|aepe|psnr|ssim|miou|fid|rm[sS][ed]|"
     r"mae|plot\w*|draw\w*|show|vis\w*|logging|logger|print\w*|summar\w*|report\w*|debug\w*|diagnos\w*|stats?|"
     r"statistics|targets?|monitor\w*|track\w*|analy\w*|bench\w*|profil\w*|collate\w*|augment\w*|preprocess\w*|postprocess\w*|"
     r"prepro\w*|load\w*|save\w*|read\w*|write\w*|export\w*|convert\w*|quanti[sz]e\w*|dequant\w*|init\w*|reset\w*|"
@@ -34,18 +37,19 @@ _ASIDE = re.compile(
     re.I,
 )
 _ASIDE_CLASS = re.compile(
-    r"metric|meter|evaluat|corrector|langevin|dataset|dataloader|datamodule|collat|optimi[sz]er|schedul|transform$|augment|callback|"
-    r"logger|writer|processor|tokeni[sz]er|sampler|environment|(^|_)env$|benchmark|visuali|plot|monitor|observer|"
-    r"quanti[sz]|export|(^|_)test|inference|predictor|config|scaler$|normali[sz]er$|buffer$|tracker|adamw?$|sgd$",
-    re.I,
+    r"(^|_)(metrics?|meters?|evaluat\w*|corrector|langevin|data_?sets?|data_?loader|data_?module|collat\w*|optimi[sz]er|"
+    r"schedul\w*|augment\w*|callbacks?|logger|writer|processor|tokeni[sz]er|sampler|environment|env|bench_?mark\w*|"
+    r"visuali\w*|plot\w*|monitor|observer|quanti[sz]\w*|export\w*|test|inference|predictor|config|tracker|adamw?|sgd)(_|$)|"
+    r"(^|_)(transform|scaler|normali[sz]er|buffer)$",
 )
+"""Of names in snake case: an AsymmetricLoss is no metric, a Parameterization no meter."""
 _NETWORK = re.compile(r"(Module|Layer|Loss|Model|Network|Net|Block|Head|Encoder|Decoder|Criterion|Attention|Trainer)$")
 _CUTS = {"item", "detach", "tolist", "numpy", "cpu", "argmax", "argmin", "long", "int", "round", "format", "print"}
 _SINKS = re.compile(
     r"(^|_)(log|logs|logger|logging|metrics?|stats?|writer|tracker|meters?|wandb|history|info|extra|reports?)", re.I
 )
 _MEASURES = re.compile(
-    r"(^|_)(acc|accuracy|correct|precision|recall|f1|iou|miou|auc|psnr|ssim|snr|rate|frac|fraction|percent\w*|perplexity|"
+    r"(^|_)(acc|accuracy|correct|precision|recall|f1|iou|miou|auc|psnr|ssim|snr|rmsd|rate|frac|fraction|percent\w*|perplexity|"
     r"ppl|metrics?|clipfracs?|approx_kl|hit|hits|usage|coverage|sparsity|err_rate|error_rate|avg_len\w*|stats?)(_|$|\d)",
     re.I,
 )
@@ -58,11 +62,18 @@ def aside(node: ast.AST, module: Module) -> bool:
     functions = enclosing(node, module)
     classes = [p.name for p in module.parents(node) if isinstance(p, ast.ClassDef)]
     bases = [dotted(b).rpartition(".")[2] for p in module.parents(node) if isinstance(p, ast.ClassDef) for b in p.bases]
-    if any(_ASIDE_CLASS.search(c) for c in [*classes, *bases]) and not _invertible(node, module):
+    if any(_aside_class(c) for c in [*classes, *bases]) and not _invertible(node, module):
         return True
     if any(_LOSSES.search(f.name) for f in functions) and not any(f.name.startswith("log_") for f in functions):
         return False
     return any(_ASIDE.search(f.name.strip("_")) for f in functions)
+
+
+@cache
+def _aside_class(name: str) -> bool:
+    """Whether a class is for something else than training, by its name; a loss of metric learning is not."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return bool(_ASIDE_CLASS.search(snake)) and not _LOSSES.search(snake)
 
 
 def _invertible(node: ast.AST, module: Module) -> bool:
@@ -137,15 +148,6 @@ def _makes_loss(function: Function, module: Module) -> bool:
         if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and loss_like(part.id):
             return True
     return False
-
-
-def _training_file(module: Module) -> bool:
-    """Whether a file is about training at all: it has a layer, a loss function, a backward pass or an optimizer."""
-    if module.facts.backward or module.facts.optimizer:
-        return True
-    if any(is_network(c, module) for c in module.nodes(ast.ClassDef)):
-        return True
-    return any(_LOSSES.search(f.name) for f in module.nodes(ast.FunctionDef))
 
 
 def only_logged(node: ast.AST, module: Module, steps: int = 3) -> bool:

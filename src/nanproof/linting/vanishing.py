@@ -16,6 +16,9 @@ _CONSTANT = {"arange", "linspace", "meshgrid", "randn", "rand", "randint", "ones
              "eigvalsh", "svd", "tensor", "as_tensor", "fftfreq", "logspace", "rand_like", "randn_like"}  # fmt: skip
 
 
+_PRODUCTS = {"matmul", "mm", "bmm", "einsum"}
+
+
 def squared(node: ast.expr, module: Module, depth: int = 0) -> bool:
     """Whether an expression is a square, so that it reaches zero with a slope of zero."""
     at = core(node, module)
@@ -68,7 +71,7 @@ def _vanishes(at: ast.expr, module: Module, depth: int) -> str:
     if (
         name in ("matmul", "mm", "bmm", "conv1d", "conv2d")
         and rest
-        and any(squared(e, module) for e in (first, rest[0]))
+        and any(squared(e, module) or _adds_squares(e, module) for e in (first, rest[0]))
     ):
         return "a weighted sum of squares"
     if name in ("sum", "mean"):
@@ -85,6 +88,8 @@ def _is_mse(call: ast.Call, module: Module) -> bool:
 
 def _vanishing_pair(name: str, left: ast.expr, right: ast.expr, module: Module, depth: int) -> str:
     if name == "add":
+        if any(_minus_product(e, module) for e in (left, right)):
+            return "a difference"  # x² + y² - 2xy: rounding brings it below zero
         if not (vanishes(left, module, depth) and vanishes(right, module, depth)) or _scaled(left, right, module):
             return ""
         return "a sum of squares"
@@ -95,6 +100,25 @@ def _vanishing_pair(name: str, left: ast.expr, right: ast.expr, module: Module, 
     if scalar(left, module) and scalar(right, module):
         return ""
     return "a difference"
+
+
+def _adds_squares(node: ast.expr, module: Module) -> bool:
+    found = operation(core(node, module), module)
+    return found is not None and found.name == "sum" and found.operand is not None and squared(found.operand, module)
+
+
+def _minus_product(node: ast.expr, module: Module) -> bool:
+    """``-2 * x @ y.T``, ``einsum(…) * -2``: what is taken off in a squared distance."""
+    found = operation(core(node, module), module)
+    if found is None or found.name not in ("mul", "multiply") or found.operand is None or not found.args:
+        return False
+    for factor, other in ((found.operand, found.args[0]), (found.args[0], found.operand)):
+        at = core(other, module)
+        product = isinstance(at, ast.BinOp) and isinstance(at.op, ast.MatMult)
+        product = product or (isinstance(at, ast.Call) and called_last(at, module) in _PRODUCTS)
+        if (number(factor, module) or 0) < 0 and product:
+            return True
+    return False
 
 
 def to_itself(difference: ast.BinOp) -> bool:

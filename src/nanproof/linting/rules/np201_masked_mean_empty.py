@@ -67,12 +67,12 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         help=f"keep the divisor at 1 or more: {short(denominator, module) or 'mask.sum()'}.clamp(min=1)",
         edits=_fix(denominator, mask, module),
         safe=boolean(mask, module) and summed(denominator, module) is not None,
-        info=padding or not _may_be_empty(node, numerator, mask, module),
+        info=padding or not _may_be_empty(node, numerator, mask, rows, module),
         about=node,
     )
 
 
-def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Module) -> bool:
+def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, rows: bool, module: Module) -> bool:
     """Whether something says that nothing may be left: labels, positives, valid places, the tokens of a loss."""
     if not boolean(mask, module) and _weights(numerator, {key_of(t) for t in trail(mask, module)} - {""}, module):
         return False  # the mask itself is scaled: nothing learned is behind it
@@ -81,11 +81,10 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, module: Mo
     losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
     if losses and any(CHOSEN.search(w) for w in words(mask, module)):
         return True
-    named = module.source(core(mask, module)).endswith("mask")
-    parts = made_of(numerator, module, limit=120)
-    return (
-        losses and named and any(isinstance(p, ast.Call) and called_last(p, module) == "cross_entropy" for p in parts)
-    )
+    if not losses or not re.search(r"masks?$", module.source(core(mask, module))):
+        return False
+    calls = {called_last(p, module) for p in made_of(numerator, module, limit=120) if isinstance(p, ast.Call)}
+    return rows or "cross_entropy" in calls  # one sample with nothing in it comes sooner than a whole batch
 
 
 def _stored(node: ast.AST, module: Module) -> list[str]:
@@ -143,7 +142,7 @@ def _multiplied(above: list[ast.AST], keys: set[str], module: Module) -> bool:
         sides: list[ast.expr] = []
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult):
             sides = [part.left, part.right]
-        elif isinstance(part, ast.Call) and called_last(part, module) in ("mul", "mul_", "multiply"):
+        elif isinstance(part, ast.Call) and called_last(part, module) in ("mul", "mul_", "multiply", "dot", "inner"):
             sides = [*part.args, *([part.func.value] if isinstance(part.func, ast.Attribute) else [])]
         for side in sides:
             if any(key_of(t) in keys or module.source(t) in keys for t in trail(side, module)):

@@ -44,11 +44,12 @@ def _matters(hit: Hit) -> bool:
 def _plain_data(hit: Hit) -> bool:
     """Arrays, and numbers drawn at random: not equal by chance, or nothing that trains."""
     module = hit.module
+    rewards = any(_REWARDS.search(key.rpartition(".")[2]) for key in hit.keys)  # trained on, arrays or not
     for part in made_of(hit.over or hit.operand, module, limit=200):
         if isinstance(part, ast.Call):
             if called_last(part, module) in _RANDOM:
                 return True
-            if module.called(part).partition(".")[0] in ("numpy", "pandas", "scipy"):
+            if module.called(part).partition(".")[0] in ("numpy", "pandas", "scipy") and not rewards:
                 around = {called_last(p, module) for p in module.parents(part) if isinstance(p, ast.Call)}
                 if not around & {"tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor"}:
                     return True

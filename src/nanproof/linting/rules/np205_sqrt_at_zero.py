@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from ..gradients import enclosing
 from ..guards import checked, small_constant
 from ..matching import Hit, constant, guarded, in_loss, power, reported, training
 from ..names import called_last, key_of
@@ -25,6 +26,8 @@ _SCHEDULE = re.compile(
     r"at?|bias_correction\d?|beta\d)(_|$|\d)",
     re.I,
 )
+_FLAT = re.compile(r"sobel|scharr|prewitt|gradient|edge(?!_(index|attr|weight|type|vec))", re.I)
+"""Filters that give exactly 0 wherever an image is flat."""
 _TARGETS = re.compile(r"(^|_)(gt|target\w*|teacher\w*|label\w*|true|ref\w*|prior\w*)(_|$|\d)", re.I)
 
 
@@ -91,7 +94,7 @@ def _unlikely(hit: Hit) -> bool:
     if names and all(_TARGETS.search(n) for n in names):
         return True  # nothing is learned there
     differences = [n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
-    if any(to_itself(d) for d in differences) or _rectified(hit):
+    if any(to_itself(d) for d in differences) or _rectified(hit) or _of_filters(hit):
         return False  # of all pairs, each has the distance 0 from itself
     reduced = operation(core(hit.operand, module), module)
     name = reduced.name if reduced is not None else ""
@@ -103,6 +106,13 @@ def _unlikely(hit: Hit) -> bool:
     if name == "add":  # distances, and what filters make of a flat image
         return not (differences or any(isinstance(n, ast.Call) and module.operation(n) is None for n in nodes))
     return not (along and (differences or _below(hit)))
+
+
+def _of_filters(hit: Hit) -> bool:
+    """The magnitude of an image's slopes."""
+    functions = [f.name for f in enclosing(hit.node, hit.module)]
+    klass = hit.module.klass(hit.node)
+    return any(_FLAT.search(n) for n in [*functions, *([klass.name] if klass is not None else [])])
 
 
 def _rectified(hit: Hit) -> bool:
@@ -192,7 +202,7 @@ tensors are left alone where they can be recognized.
         _known,
         lambda h: is_constant(h.operand, h.module),
         constant,
-        lambda h: not (in_loss(h) or _below(h) or _differs(h)),
+        lambda h: not (in_loss(h) or _below(h) or _differs(h) or _of_filters(h)),
     ),
     doubt=(_unlikely,),
     message=lambda h: f"the square root of {h.why} has an infinite slope at zero, so its gradient there is NaN",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..flow import has_argument
 from ..gradients import constant
 from ..guards import checked, guarded
 from ..names import key_of
 from ..numerics import division, named_probability, probability, summed
-from ..purpose import aside, only_logged, trains
+from ..purpose import aside, in_loss, only_logged, trains
 from ..rewrite import move
 from ..rule import Found, Moved, Rule
-from ..values import core, number, operation, short, trail
+from ..training import loss_like
+from ..values import core, cores, number, operation, scalar, short, trail
 from .np209_naive_softmax import small_exponent
 
 if TYPE_CHECKING:
@@ -42,6 +45,18 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
         )
     elif source is not None:
         yield from _known(node, found.name, operand, inner, source, module)
+    elif _mixed(operand, module) and trains(node, module) and not only_logged(node, module):
+        yield Found(
+            node=node,
+            message="the logarithm of a mixture of probabilities is -inf where all of them round to zero",
+            help="mix logarithms: torch.logsumexp(torch.stack([log_p + math.log(a), log_q + math.log(b)]), dim=0)",
+        )
+    elif (_predicted(node, operand, module) or _overlap(node, operand, module)) and not only_logged(node, module):
+        yield Found(
+            node=node,
+            message=f"the logarithm of {short(operand, module) or 'a prediction'} is -inf where it is zero",
+            help="take log-probabilities (log_softmax, logsigmoid), or clamp: .clamp(min=1e-12).log()",
+        )
     elif _named(operand, module) and trains(node, module) and not _kept(node, operand, module):
         yield Found(
             node=node,
@@ -49,6 +64,94 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             help="pass log-probabilities (log_softmax, logsigmoid) instead, or clamp: .clamp(min=1e-12).log()",
             info=not _times_itself(node, operand, module),
         )
+
+
+_GIVEN = re.compile(
+    r"(^|_)(targets?|labels?|gt|true|ref\w*|teacher\w*|t|var\w*|std\w*|sigma\w*|scale\w*|lam\w*|weights?|alphas?|betas?|"
+    r"gammas?|tau|temp\w*|theta|mu|lens?|lengths?|counts?|num|dist\w*|z|rates?|ratio|mask|prior|det\w*)(_|$|\d)",
+    re.I,
+)
+
+
+def _mixed(operand: ast.expr, module: Module, depth: int = 0) -> bool:
+    """``0.5 * (p + q)`` of two softmaxes, or of the exponentials of two log-probabilities."""
+    at = core(operand, module)
+    found = operation(at, module)
+    if found is None or found.operand is None or depth > 6:
+        return False
+    if found.name == "add" and found.args:
+        return all(_weighted(side, module, depth) for side in (found.operand, found.args[0]))
+    if found.name in ("mul", "div") and found.args:
+        sides = (found.operand, found.args[0])
+        return any(_mixed(a, module, depth + 1) and scalar(b, module) for a, b in (sides, sides[::-1]))
+    return False
+
+
+def _weighted(side: ast.expr, module: Module, depth: int) -> bool:
+    """One summand of a mixture: a probability, times a number or not, or a mixture itself."""
+    found = operation(core(side, module), module)
+    if found is not None and found.name == "mul" and found.operand is not None and found.args:
+        return any(_weighted(f, module, depth + 1) for f in (found.operand, found.args[0]))
+    logs = found is not None and found.name == "exp" and found.operand is not None
+    if logs and found is not None and found.operand is not None:
+        return bool(re.search(r"log", module.source(found.operand)))
+    return probability(side, module) is not None or _mixed(side, module, depth + 1)
+
+
+def _predicted(node: ast.AST, operand: ast.expr, module: Module) -> bool:
+    """In a loss, ``target * log(p)`` of a ``p`` that the function is given: a cross entropy written by hand."""
+    owner = module.statement(node)
+    stored = [key_of(t) for t in getattr(owner, "targets", [])]
+    if not in_loss(node, module) and not (any(loss_like(n) for n in stored) and trains(node, module)):
+        return False
+    parts = [p for at in cores(operand, module) for p in _chosen(at, module)]
+    scope = module.function(node)
+    names = [key_of(p) for p in parts]
+    if any(guarded(p, module) for p in parts) or checked(set(names), node, module):
+        return False
+    given = bool(names) and all(
+        n and not _GIVEN.search(n) and "log" not in n and not isinstance(scope, ast.Module) and has_argument(scope, n)
+        for n in names
+    )
+    return given and _multiplied(node, module)
+
+
+def _overlap(node: ast.AST, operand: ast.expr, module: Module) -> bool:
+    """In a loss, the logarithm of an overlap of boxes, which is 0 for boxes that do not touch."""
+    named = re.search(r"(^|_)[gdc]?ious?(_|$)", key_of(operand))
+    return named is not None and in_loss(node, module) and not _kept_alone(operand, node, module)
+
+
+def _kept_alone(operand: ast.expr, node: ast.AST, module: Module) -> bool:
+    return guarded(operand, module) or checked({key_of(operand)}, node, module)
+
+
+def _chosen(at: ast.expr, module: Module, depth: int = 0) -> list[ast.expr]:
+    """What may be taken: both arms of a ``where``, ``p`` of ``1 - p``, of ``p.gather(…)`` and of ``p[mask]``."""
+    inner = _complement(at, module)
+    if inner is not None:
+        return _chosen(core(inner, module), module)
+    found = module.operation(at)
+    if found is not None and found.name == "where" and len(found.args) >= 2:
+        return [c for side in found.args[-2:] for c in _chosen(core(side, module), module)]
+    found = operation(at, module)
+    taken = ("gather", "index_select", "take_along_dim", "sum", "mean")
+    if found is not None and found.operand is not None and depth < 8 and found.name in (*taken, "div"):
+        return [c for one in cores(found.operand, module) for c in _chosen(one, module, depth + 1)]
+    return [at]
+
+
+def _multiplied(node: ast.AST, module: Module) -> bool:
+    """Whether a logarithm is a factor beside something that is no number."""
+    above = module.parent(node)
+    if isinstance(above, ast.UnaryOp):
+        node, above = above, module.parent(above)
+    if isinstance(above, ast.Call):
+        found = module.operation(above)
+        return found is not None and found.name in ("mul", "dot", "nll_loss", "kl_div")
+    if not isinstance(above, ast.BinOp) or not isinstance(above.op, ast.Mult):
+        return False
+    return not scalar(above.right if above.left is node else above.left, module)
 
 
 def _times_itself(node: ast.AST, operand: ast.expr, module: Module) -> bool:
@@ -149,8 +252,8 @@ RULE = Rule(
     name="log-of-probability",
     what="""
 Finds the logarithm of a sigmoid or a softmax, also of `1 - sigmoid(x)` and of a probability computed a few lines
-before; and, in a loss, the logarithm of a tensor whose name says that it is a probability, with nothing that keeps it
-from zero.
+before; of a mixture of probabilities, `(0.5 * (p + q)).log()`; and, in a loss, `target * log(p)` of a `p` that the
+function is given, and the logarithm of an overlap of boxes, with nothing that keeps it from zero.
 """,
     why="""
 The probability is rounded before its logarithm is taken. In float32 `sigmoid(x)` is 0 from x = -89 on (the logarithm

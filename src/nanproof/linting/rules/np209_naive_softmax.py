@@ -22,7 +22,8 @@ _SMALL = {"normalize", "cosine_similarity", "arange", "linspace", "cdist", "pdis
 
 def _exponent(hit: Hit) -> ast.expr | None:
     """What is exponentiated above and summed below, alone or times a mask."""
-    module, below = hit.module, summed(hit.operand, hit.module)
+    module = hit.module
+    below = summed(hit.operand, module) or _scattered(hit.operand, module)
     if hit.over is None or below is None:
         return None
     found = operation(core(hit.over, module), module)
@@ -33,6 +34,14 @@ def _exponent(hit: Hit) -> ast.expr | None:
     same = any(key_of(t) in keys for t in trail(below, module))
     same = same or ast.dump(core(below, module)) == ast.dump(core(hit.over, module))
     return next((s.operand for s in sides if s is not None and s.name == "exp"), None) if same else None
+
+
+def _scattered(node: ast.expr, module: Module) -> ast.expr | None:
+    """What is added up by groups, as in graphs: ``scatter_add(x, index)[index]``."""
+    at = core(node, module)
+    at = core(at.value, module) if isinstance(at, ast.Subscript) else at
+    named = isinstance(at, ast.Call) and called_last(at, module) in ("scatter_add", "scatter_sum", "segment_sum")
+    return at.args[0] if isinstance(at, ast.Call) and named and at.args else None
 
 
 def small(hit: Hit) -> bool:
@@ -54,6 +63,13 @@ def small_exponent(exponent: ast.expr, module: Module, depth: int = 0) -> bool:
         or (isinstance(p, ast.Call) and called_last(p, module) in _SMALL)
         for p in parts
     )
+
+
+def _looked_at(hit: Hit) -> bool:
+    """Whether a test before asks whether the exponentials are finite."""
+    module, keys = hit.module, {key_of(t) for t in trail(hit.over or hit.operand, hit.module)} - {""}
+    calls = [c for c in module.calls("isnan", "isinf", "isfinite") if module.function(c) is module.function(hit.node)]
+    return any(key_of(n) in keys for c in calls for n in ast.walk(c))
 
 
 def _divided_again(hit: Hit) -> bool:
@@ -130,7 +146,7 @@ of its own, the fix is marked unsafe, because that name may be used elsewhere.
     words=("exp",),
     match=quotient().of(_exponent),
     where=not_aside,
-    unless=(lambda h: shifted(h.operand, h.module), constant, small, _divided_again),
+    unless=(lambda h: shifted(h.operand, h.module), constant, small, _divided_again, _looked_at),
     doubt=(lambda h: not training(h),),
     message="a softmax written by hand is inf / inf = NaN as soon as one exponent passes 88.7 (float16: 11.09)",
     help="use torch.softmax(x, dim), which subtracts the largest exponent first",

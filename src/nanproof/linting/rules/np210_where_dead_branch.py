@@ -13,7 +13,7 @@ from ..names import called_last, key_of
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged, trains
 from ..rule import Change, Found, Rule
-from ..values import core, nodes_of, number, operation, scalar, short, trail
+from ..values import SAME, core, made_of, nodes_of, number, operation, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -28,6 +28,7 @@ _COUNTS = re.compile(
 )
 _CAMERAS = re.compile(r"camera|distort|project|fisheye|intersect|(^|_)rays?(_|$)|pixel|jpeg|image", re.I)
 """Geometry of the input: nothing is learned before it."""
+_COORDINATES = re.compile(r"(^|_)(coords?|xyz|positions?|points?|frames?)(_|$)", re.I)
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
 _AT_ZERO = {"div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "power"}
@@ -60,10 +61,23 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             message=f"{what} is computed everywhere: where it is bad the gradient is NaN, chosen or not",
             help="make the operand harmless first: torch.where(ok, x, 1.0), then compute, then choose (or ops.select)",
             edits=_fix(branch, condition, name, operand, risky, place == 0, module),
-            info=not trains(node, module) or any(_CAMERAS.search(f.name) for f in enclosing(node, module)),
+            info=not trains(node, module)
+            or any(_CAMERAS.search(f.name) for f in enclosing(node, module))
+            or _given(operand, module),
             about=core(operand, module) if name == "div" else risky,
         )
         return
+
+
+def _given(operand: ast.expr, module: Module) -> bool:
+    """Coordinates of the input alone, or what a function that is not in sight has made: it may keep off zero."""
+    parts = list(made_of(operand, module, limit=60, indices=False))
+    calls = [p for p in parts if isinstance(p, ast.Call) and module.operation(p) is None]
+    if any(called_last(c, module) not in SAME and isinstance(c.func, ast.Name) for c in calls):
+        return True
+    leaves = {key_of(p) for p in parts if key_of(p) and module.value(p) is None and not module.origins(p)}
+    leaves -= {"self", *module.aliases}
+    return bool(leaves) and all(_COORDINATES.search(name) for name in leaves)
 
 
 def _zero_is_chosen(condition: ast.expr, operand: ast.expr, first: bool, module: Module) -> bool:

@@ -50,13 +50,23 @@ def _bound(hit: Hit) -> float | None:
                 low = lower_bound(part, hit.module)
                 return 0.0 if low is None or math.isinf(low) else abs(low)
             words = ("clamp", "clip", "safe", "minimum", "maximum", "where", "nan_to_num")
-            if (last in ("min", "max") and len(part.args) > 1) or any(word in last.lower() for word in words):
+            if last in ("min", "max", "minimum", "maximum") and len(part.args) > 1:
+                return _ones(part.args[1], hit.module)
+            if any(word in last.lower() for word in words):
                 return 0.0
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult):
             factors = (number(part.left, hit.module), number(part.right, hit.module))
             if any(f is not None and 0 < abs(f) < 1 for f in factors):
                 return 0.0  # x * (1 - 1e-6)
     return None
+
+
+def _ones(bound: ast.expr, module: Module) -> float:
+    """1 for ``torch.ones(n)`` and ``-torch.ones(n)``, what a minimum is taken with; else 0: it may be less."""
+    parts = list(ast.walk(bound))
+    factors = [abs(v) for p in parts if isinstance(p, ast.Constant) and (v := number(p, module)) is not None]
+    made = any(isinstance(p, ast.Call) and called_last(p, module).startswith("ones") for p in parts)
+    return 1.0 if made and all(f >= 1 for f in factors) else 0.0
 
 
 def _inside(hit: Hit) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..names import dotted, key_of, last_name
 from ..rule import Change, Found, Rule
 from ..training import keyword
+from ..values import scalar
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -55,7 +56,7 @@ def _empty(made: ast.Call, module: Module) -> bool:
     if name in ("torch.empty", "torch.empty_like"):
         return keyword(made, "device") is None or "meta" not in module.source(made)
     sizes = [a for a in made.args if not isinstance(a, ast.List | ast.Tuple | ast.Starred | ast.Call)]
-    one = len(made.args) == 1 and not isinstance(made.args[0], ast.Constant)  # torch.Tensor(values)
+    one = len(made.args) == 1 and not scalar(made.args[0], module)  # torch.Tensor(values)
     return bool(sizes) and len(sizes) == len(made.args) and not one
 
 
@@ -69,7 +70,11 @@ def _written(klass: ast.ClassDef, key: str, module: Module) -> bool:
         if isinstance(part, ast.Call):
             last = last_name(part)
             if last in ("parameters", "named_parameters", "apply", "_reset_parameters", "post_init", "modules"):
-                return True
+                whose = part.func.value if isinstance(part.func, ast.Attribute) else None
+                if whose is None or not key_of(whose).startswith(
+                    "self."
+                ):  # those of a part of it do not reach this one
+                    return True
             given = [*part.args, *(k.value for k in part.keywords)]
             if any(key_of(n) == key for g in given for n in ast.walk(g)) and last not in _READS:
                 return True
@@ -77,7 +82,9 @@ def _written(klass: ast.ClassDef, key: str, module: Module) -> bool:
             if on is not None and last.endswith("_") and any(key_of(n) == key for n in ast.walk(on)):
                 return True
         if isinstance(part, ast.List | ast.Tuple) and isinstance(part.ctx, ast.Load) and key in map(key_of, part.elts):
-            return True  # several are initialized in a loop
+            above = module.parent(part)
+            if not (isinstance(above, ast.Call) and last_name(above) in _READS):
+                return True  # several are initialized in a loop
         if isinstance(part, ast.Subscript | ast.Attribute) and isinstance(part.ctx, ast.Store):
             if key_of(part.value) == key or (isinstance(part, ast.Attribute) and part.attr == name + "_"):
                 return True

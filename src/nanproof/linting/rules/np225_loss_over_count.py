@@ -25,7 +25,10 @@ def _count(hit: Hit) -> ast.expr | None:
     """The count that divides: by itself, or per process."""
     for at in trail(hit.operand, hit.module):
         one = at.left if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Div) else at
-        if _COUNT.search(key_of(one)) and not key_of(one).startswith("self."):
+        name = key_of(one)
+        if isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Constant):
+            name = str(one.slice.value)  # inputs["num_items_in_batch"]
+        if _COUNT.search(name) and not name.startswith("self."):
             return one
     return None
 
