@@ -137,6 +137,38 @@ def test_by_default_a_repair_is_offered_once_and_nothing_is_changed(caplog: pyte
     assert "nanproof run --heal" in how
 
 
+def test_a_run_that_diverges_after_an_island_goes_back_to_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The island keeps such a run finite, so no bad step would ever lead back."""
+    loop, first, broken = Loop(), 24, 28
+    kept: list[Tensor] = []
+    with loop.guard() as guard:
+        for i, (x, y) in enumerate(batches(bad=(first,), n=40)):
+            if i == first:
+                kept = [p.detach().clone() for p in loop.model.parameters()]
+            if i == broken:
+                with torch.no_grad():
+                    loop.model.blocks[0].down.bias.add_(50)
+            guard.step(lambda x=x, y=y: loop.loss(x, y))
+            if guard.tally.actions["rollback"] and kept:
+                assert all(map(torch.equal, kept, loop.model.parameters()))
+                kept = []
+    assert guard.tally.actions["rollback"] == 1
+    assert not kept
+    assert paths(loop.model) == ["blocks.1"]
+    assert "the loss has diverged since a module was made a float32 island" in caplog.text
+    assert f"rolled back to update {first} " in caplog.text
+
+
+def test_a_few_hard_batches_after_an_island_are_no_divergence() -> None:
+    loop, first = Loop(), 24
+    with loop.guard() as guard:
+        for i, (x, y) in enumerate(batches(bad=(first,), n=40)):
+            factor = 1e3 if first < i < first + 5 else 1.0
+            guard.step(lambda x=x, y=y, factor=factor: loop.loss(x, y) * factor)
+    assert not guard.tally.actions["rollback"]
+    assert guard.tally.updates == 40
+
+
 def test_what_was_opened_is_said_plainly(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop()
     with loop.guard() as guard:

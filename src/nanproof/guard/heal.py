@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import statistics
 import time
 from collections import deque
@@ -44,6 +45,9 @@ KEPT_BYTES = 64 << 20
 """Larger batches are not kept: the device's memory is the run's."""
 FALSE_ALARMS = 2
 """Bad outputs that no repair was found for; some models have infinite outputs on purpose."""
+DIVERGED_AFTER, BEYOND = 5, 3
+"""An island only keeps a run finite: so many losses in a row that are above all before it, by so many times their
+range, and the run has diverged."""
 LARGE_SHARE = 0.25
 MAX_SPREADS = 3
 _CURE = "islands keep it finite, they do not make it learn: look for the cause with nanproof cure"
@@ -95,6 +99,11 @@ class Healer:
         """The usual loss before the last island was opened."""
         self._since = 0
         """Updates since then."""
+        self.loss_limit = math.inf
+        """A loss that no update before the island came near."""
+        self._beyond = 0
+        """Losses in a row above it."""
+        self.diverged = False
         self._grown: dict[str, tuple[int, float]] = {}
         """Of each island the last look at it: the step, and the largest value that left it."""
 
@@ -240,18 +249,38 @@ class Healer:
 
     # --- what becomes of it --------------------------------------------------------------------------------
 
-    def follow(self, number: int, loss: float) -> None:
-        """An update was made: now and then, look how the run goes on with its islands."""
+    def follow(self, number: int, loss: float) -> bool:
+        """An update was made: look how the run goes on with its islands; whether it has just diverged."""
         self._losses.append(loss)
         if not self.repairs:
-            return
+            return False
         self._since += 1
+        self._beyond = self._beyond + 1 if loss > self.loss_limit else 0
         if self._since % LOOK_EVERY == 0:
             self._probe(True)
         elif self._since % LOOK_EVERY == 1 and self._since > 1:
             self._probe(False, number)
         if self._since == JUDGED_AFTER:
             self._judge()
+            self.loss_limit = math.inf
+        self.diverged = self.diverged or self._beyond == DIVERGED_AFTER
+        return self._beyond == DIVERGED_AFTER
+
+    @property
+    def calm(self) -> bool:
+        """Whether the last loss was none that only a diverging run has."""
+        return self._beyond == 0
+
+    @property
+    def last_loss(self) -> float | None:
+        return self._losses[-1] if self._losses else None
+
+    def settle(self, undone: int) -> None:
+        """The run has gone back over so many updates; far back, or not at all, other losses are usual."""
+        self.diverged, self._beyond = False, 0
+        self._losses.clear()
+        if not 0 < undone <= RECENT:
+            self.loss_limit = math.inf
 
     def _probe(self, on: bool, number: int = 0) -> None:
         model = self._training.model
@@ -293,7 +322,12 @@ class Healer:
         open_now = {i.path for i in islands.list(self._training.model)}
         kept = [r for r in self.repairs if r.path in open_now]
         self.repairs = [*(r for r in kept if r.path not in {n.path for n in repairs}), *repairs]
-        self._before, self._since = statistics.median(self._losses) if self._losses else None, 0
+        if self.loss_limit == math.inf:  # else it is still being seen how the run goes on with the last one
+            self._before = statistics.median(self._losses) if self._losses else None
+            highest, lowest = max(self._losses, default=math.inf), min(self._losses, default=0.0)
+            enough = len(self._losses) == RECENT
+            self.loss_limit = highest + BEYOND * (highest - lowest) if enough else math.inf
+        self._since = 0
 
     def _say_once(self, key: str, text: str) -> None:
         if key not in self._said:
@@ -359,4 +393,4 @@ def told(healing: Healing, number: int) -> list[str]:
     return lines
 
 
-__all__ = ["Heal", "Healer", "Healing", "told", "too_small"]
+__all__ = ["DIVERGED_AFTER", "Heal", "Healer", "Healing", "told", "too_small"]
