@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from nanproof import Guard, islands
 from nanproof.errors import UsageError
 from nanproof.guard.external import ExternalLoop, attach
+from nanproof.guard.heal import LOSS_ROUNDINGS
+from nanproof.guard.heal_replay import moved
 from support.hot import Block, Net
 
 pytestmark = pytest.mark.slow
@@ -209,6 +211,37 @@ def test_a_repair_that_changes_good_batches_is_not_opened(caplog: pytest.LogCapt
     assert guard.tally.actions["skip"] == 1
     assert not islands.list(loop.model)
     assert any("changes good batches by" in r.message for r in caplog.records)
+
+
+def test_a_model_that_amplifies_rounding_may_differ_by_that() -> None:
+    """One rounding of the weights changes its good batches just as much: float32 is not another computation."""
+
+    class Sensitive(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.sin(1000 * self.down(self.up(x) * self.gain / self.gain))
+
+    torch.manual_seed(0)
+    model = Net(gain=1.0)
+    model.blocks[1] = Sensitive(2e4)
+    loop = Loop(model=model)
+    with loop.guard() as guard:
+        for x, y in batches():
+            guard.step(lambda x=x, y=y: loop.loss(x, y))
+    (repair,) = guard.repairs
+    assert repair.path == "blocks.1"
+    assert float(repair.proof.rpartition(" ")[2]) > LOSS_ROUNDINGS * torch.finfo(torch.float16).eps
+    assert guard.tally.updates == N
+
+
+def test_moved_weights_come_back_bit_for_bit() -> None:
+    loop = Loop()
+    x, y = batches(bad=())[0]
+    loss = loop.loss(x, y)
+    kept = [p.detach().clone() for p in loop.model.parameters()]
+    with loop.guard() as guard, moved(guard.training, 1e-3):
+        assert not any(map(torch.equal, kept, loop.model.parameters()))
+    assert all(map(torch.equal, kept, loop.model.parameters()))
+    loss.backward()  # the graph that waited does not see that they were away
 
 
 def test_a_gradient_that_does_not_fit_the_weights_is_said_with_the_way_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -598,6 +598,7 @@ class Engine:
         if not wanted or state or step.local or step.hyperparameters or self.policy.mode != "protect":
             return None
         if location is not None and location.reproduced and not too_small(location) and self.ranks.alone:
+            self.healer.decline(location)
             return None
         replay: Replay | None = None
         if rerun is not None:

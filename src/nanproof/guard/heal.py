@@ -155,12 +155,14 @@ class Healer:
             healing = self._proved(search, number, location)
         except BaseException:
             search.close()
-            raise
-        finally:
             self._left -= time.monotonic() - start
+            raise
         if healing is None:
             search.close()
             self._failures += 1
+            self._left -= time.monotonic() - start  # time that has found a repair was well spent
+            if self._left <= 0:
+                self._say_once("time", "no more repairs are searched for: policy.heal_seconds are used up")
             return None
         if healing.opened:
             self._take(healing.repairs)
@@ -173,6 +175,16 @@ class Healer:
                 log.warning("%s", line)
             self._warn(healing)
         return healing
+
+    def decline(self, location: Location) -> None:
+        """Say, once, that float32 is not wide enough for a located overflow."""
+        if self.wanted and location.mechanism == "range-overflow" and location.outputs:
+            where = f" at {location.file}:{location.line}" if location.line else ""
+            self._say_once(
+                "float32",
+                f"{location.op}{where} left the range of {location.outputs[0].dtype}: no float32 island can heal that;"
+                " look for the cause with nanproof cure",
+            )
 
     def heal_pass(self, number: int, replay: Replay) -> Healing | None:
         """Search for a repair of a forward pass that has just given a bad output."""

@@ -67,7 +67,7 @@ class Policy:
     locate_seconds: float | None = 60.0
     """How long the guard may spend in a run on locating bad steps by itself; None switches it off."""
     heal_seconds: float = 120.0
-    """How long the guard may spend in a run on searching for repairs."""
+    """How long the guard may spend in a run on searches for repairs that find none."""
     share: Share = "flags"
     """What ranks tell each other: a few bits with every step; only what gradients carry; nothing."""
     deadline: float = 600.0
