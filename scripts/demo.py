@@ -43,10 +43,11 @@ def run(number: int, title: str, typed: str, folder: Path, *, fold: bool) -> int
             if not fold or len(lines) <= FIRST:
                 print(f"   {lines[-1]}", flush=True)
     rest = lines[FIRST:] if fold else []
-    if len(rest) > LAST:
-        print(f"   … {len(rest) - LAST} more lines …")
-    for line in rest[-LAST:]:
-        print(f"   {line}")
+    shown = [n for n, line in enumerate(rest) if n >= len(rest) - LAST or "(chance " in line]  # the metric is the point
+    for before, n in zip([-1, *shown], shown, strict=False):
+        if n > before + 1:
+            print(f"   … {n - before - 1} more lines …")
+        print(f"   {rest[n]}")
     return child.returncode
 
 

@@ -74,3 +74,23 @@ def test_pairs_are_tried_where_single_changes_fail_on_other_seeds(tmp_path: Path
     assert " + " in outcome.winner
     runs = [line for line in outcome.lines if line.change.name == "original"]
     assert [len(set(line.trials)) == len(line.trials) for line in runs] == [True] * len(runs)
+
+
+class LuckyAndSteady(OnlyOnItsOwnSeed):
+    """A program that no change cures: one learns best on the seed it has, another on the worst of three."""
+
+    def one(self, trial: Trial) -> Ran:
+        ran = super().one(trial)
+        lucky = trial.change.name == "lr/2"
+        value = (0.8 if trial.seed is None else 0.2) if lucky else 0.7 if trial.change.name == "lr/10" else 0.5
+        return ran if ran.metric is None else replace(ran, metric=replace(ran.metric, value=value))
+
+
+def test_where_nothing_cures_the_best_is_the_one_whose_worst_seed_is_the_best(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import yaml\nconfig = yaml.safe_load(open('config.yaml'))\n")
+    (tmp_path / "config.yaml").write_text("seed: 0\nmax_steps: 100\nlr: 2.0\n")
+    surface = read_surface(read_command(["python", "train.py"]), tmp_path)
+    outcome = Search(surface, Plan(out=tmp_path / "out"), LuckyAndSteady()).run()
+    assert (outcome.answer, outcome.winner) == ("alive, learning", "lr/10")
+    assert outcome.line is not None
+    assert outcome.line.values == "0.700, 0.700, 0.700"

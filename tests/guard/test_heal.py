@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from nanproof import Guard, islands
 from nanproof.errors import UsageError
 from nanproof.guard.external import ExternalLoop, attach
+from nanproof.guard.heal import LOSS_ROUNDINGS
+from nanproof.guard.heal_replay import moved
 from support.hot import Block, Net
 
 pytestmark = pytest.mark.slow
@@ -137,6 +139,38 @@ def test_by_default_a_repair_is_offered_once_and_nothing_is_changed(caplog: pyte
     assert "nanproof run --heal" in how
 
 
+def test_a_run_that_diverges_after_an_island_goes_back_to_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The island keeps such a run finite, so no bad step would ever lead back."""
+    loop, first, broken = Loop(), 24, 28
+    kept: list[Tensor] = []
+    with loop.guard() as guard:
+        for i, (x, y) in enumerate(batches(bad=(first,), n=40)):
+            if i == first:
+                kept = [p.detach().clone() for p in loop.model.parameters()]
+            if i == broken:
+                with torch.no_grad():
+                    loop.model.blocks[0].down.bias.add_(50)
+            guard.step(lambda x=x, y=y: loop.loss(x, y))
+            if guard.tally.actions["rollback"] and kept:
+                assert all(map(torch.equal, kept, loop.model.parameters()))
+                kept = []
+    assert guard.tally.actions["rollback"] == 1
+    assert not kept
+    assert paths(loop.model) == ["blocks.1"]
+    assert "the loss has diverged since a module was made a float32 island" in caplog.text
+    assert f"rolled back to update {first} " in caplog.text
+
+
+def test_a_few_hard_batches_after_an_island_are_no_divergence() -> None:
+    loop, first = Loop(), 24
+    with loop.guard() as guard:
+        for i, (x, y) in enumerate(batches(bad=(first,), n=40)):
+            factor = 1e3 if first < i < first + 5 else 1.0
+            guard.step(lambda x=x, y=y, factor=factor: loop.loss(x, y) * factor)
+    assert not guard.tally.actions["rollback"]
+    assert guard.tally.updates == 40
+
+
 def test_what_was_opened_is_said_plainly(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop()
     with loop.guard() as guard:
@@ -177,6 +211,37 @@ def test_a_repair_that_changes_good_batches_is_not_opened(caplog: pytest.LogCapt
     assert guard.tally.actions["skip"] == 1
     assert not islands.list(loop.model)
     assert any("changes good batches by" in r.message for r in caplog.records)
+
+
+def test_a_model_that_amplifies_rounding_may_differ_by_that() -> None:
+    """One rounding of the weights changes its good batches just as much: float32 is not another computation."""
+
+    class Sensitive(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.sin(1000 * self.down(self.up(x) * self.gain / self.gain))
+
+    torch.manual_seed(0)
+    model = Net(gain=1.0)
+    model.blocks[1] = Sensitive(2e4)
+    loop = Loop(model=model)
+    with loop.guard() as guard:
+        for x, y in batches():
+            guard.step(lambda x=x, y=y: loop.loss(x, y))
+    (repair,) = guard.repairs
+    assert repair.path == "blocks.1"
+    assert float(repair.proof.rpartition(" ")[2]) > LOSS_ROUNDINGS * torch.finfo(torch.float16).eps
+    assert guard.tally.updates == N
+
+
+def test_moved_weights_come_back_bit_for_bit() -> None:
+    loop = Loop()
+    x, y = batches(bad=())[0]
+    loss = loop.loss(x, y)
+    kept = [p.detach().clone() for p in loop.model.parameters()]
+    with loop.guard() as guard, moved(guard.training, 1e-3):
+        assert not any(map(torch.equal, kept, loop.model.parameters()))
+    assert all(map(torch.equal, kept, loop.model.parameters()))
+    loss.backward()  # the graph that waited does not see that they were away
 
 
 def test_a_gradient_that_does_not_fit_the_weights_is_said_with_the_way_out(caplog: pytest.LogCaptureFixture) -> None:

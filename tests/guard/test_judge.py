@@ -166,6 +166,8 @@ def test_what_the_policy_may_never_do() -> None:
             assert history.restores < policy.max_restores
         if verdict.kind == "spike" and policy.mode == "protect":
             assert action.kind != "stop", "a finite run is never stopped"
+            if verdict.origin == "state":
+                assert action.kind in ("rollback", "commit"), "no batch is to blame for weights that diverge"
         if harmful and policy.mode == "protect" and verdict.origin == "state":
             assert action.kind != "skip", "skipping cannot heal a bad state"
         if not verdict.ok:

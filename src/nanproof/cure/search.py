@@ -35,6 +35,8 @@ FEWEST = 4
 """Candidates that are run to their end at least, if so many live."""
 PAIRED = 5
 """Kinds whose best changes are tried in pairs."""
+CONTENDERS = 5
+"""Changes that are run on all seeds where nothing cures: the best on one seed may be luck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +168,11 @@ class Search:
         return self._full[name][0] if name in self._full else self._short.get(name)
 
     def _ranked(self) -> list[str]:
-        """What lived to its end, the best first."""
+        """What lived to its end on its own seed, the best first: of several seeds the worst counts."""
         alive = [n for n, runs in self._full.items() if n != ORIGINAL.name and runs[0].end == "finished"]
-        return sorted(alive, key=lambda n: (ORDER[self._verdict(self._full[n]).standing], *score(self._full[n][0])))
+        return sorted(
+            alive, key=lambda n: (ORDER[self._verdict(self._full[n]).standing], *max(map(score, self._full[n])))
+        )
 
     def _cured(self) -> list[Change]:
         """The changes that cure so far, the smallest first."""
@@ -179,7 +183,7 @@ class Search:
         """Step 4: the smallest cure on three seeds, and the next one if it fails there."""
         while cured := [c for c in self._cured() if len(self._full[c.name]) < len(self.seeds)]:
             self._tell(f"{cured[0].name} on {len(self.seeds)} seeds")
-            if not self._on_seeds(cured[0]):
+            if not self._on_seeds(cured[:1]):
                 break
             if self._verdict(self._full[cured[0].name]).standing == "cured":
                 break
@@ -187,12 +191,14 @@ class Search:
         return max(best, key=lambda c: (len(self._full[c.name]), -c.size)) if best else None
 
     def _best(self) -> Change | None:
-        """What lives and learns best where nothing cures."""
-        ranked = self._ranked()
-        if ranked:
-            self._tell(f"nothing cures it; the best is {ranked[0]}, on {len(self.seeds)} seeds")
-            self._on_seeds(self._changes[ranked[0]])
-        return self._changes[ranked[0]] if ranked else None
+        """What learns best where nothing cures: the one whose worst seed is the best."""
+        first = [self._changes[n] for n in self._ranked()[:CONTENDERS]]
+        if not first:
+            return None
+        self._tell(f"nothing cures it; on {len(self.seeds)} seeds: {', '.join(c.name for c in first)}")
+        self._on_seeds(first)
+        most = max(len(self._full[c.name]) for c in first)  # time may have ended before all had their seeds
+        return next(self._changes[n] for n in self._ranked() if len(self._full[n]) == most)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -202,16 +208,16 @@ class Search:
         others = [s for s in (*self.plan.seeds, own + 1) if s != own]
         return (own, *others[: len(self.plan.seeds) - 1]) if self.surface.seed(own + 1) is not None else (own,)
 
-    def _on_seeds(self, change: Change) -> bool:
-        """Run a change and the original on the other seeds; False when there was no time for it."""
+    def _on_seeds(self, changes: Sequence[Change]) -> bool:
+        """Run changes and the original on the other seeds; False when there was no time for the first of them."""
         more = self.seeds[1:]
         held = {(name, ran.seed) for name, runs in self._full.items() for ran in runs}
-        wanted = [(c, s) for c in (change, ORIGINAL) for s in more if (c.name, s) not in held]
+        wanted = [(c, s) for c in (*changes, ORIGINAL) for s in more if (c.name, s) not in held]
         trials = [Trial(change=c, seed=s, seed_edit=self.surface.seed(s)) for c, s in wanted]
         for trial, ran in zip(trials, self._run(trials), strict=True):
             if ran.end != "cut":
                 self._full.setdefault(trial.change.name, []).append(ran)
-        return len(self._full[change.name]) > len(more) > 0
+        return len(self._full[changes[0].name]) > len(more) > 0
 
     # -- its parts ---------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from .examine import Rerun, backed_off, is_ordinary_overflow, look_closely, seco
 from .exceptions import at_exception, nonfinite_locals, where_raised
 from .foresight import Foresight
 from .forward_capture import ForwardCapture, differentiable, without_autocast
-from .heal import Heal, Healer, Healing, too_small
+from .heal import DIVERGED_AFTER, Heal, Healer, Healing, too_small
 from .heal_replay import ModelReplay, Replay, StepReplay, as_it_was
 from .hooks import Hook
 from .judge import Trends, judge
@@ -55,7 +55,7 @@ from .readback import Readback, Reader
 from .rows import rank_rows
 from .rundir import RunDir, describe
 from .signals import total_norm
-from .snapshots import Snapshots
+from .snapshots import Snapshot, Snapshots
 from .step import Decision, OpenStep, Pass
 from .taps import Taps
 from .training import Training, gradients_of, scale_of
@@ -179,7 +179,8 @@ class Engine:
             with self.surviving("learning what is normal"):
                 step.group.window.add(loss=reading.loss, grad_norm=reading.grad_norm)
             with self.surviving("following repairs"):
-                self.healer.follow(step.number, reading.loss)
+                if self.healer.follow(step.number, reading.loss):
+                    self.snapshots.suspect()
             if verdict.ok:
                 with self.surviving("keeping a good batch"):
                     self.healer.remember(step)
@@ -263,6 +264,7 @@ class Engine:
             if healing is not None and healing.opened:
                 self._account_healed(step, healing)
                 before.restore()
+                self._keep_for_healing()
                 self.watch_pass(step)
                 healed.append(module(*args, **kwargs))
         before.forget()
@@ -278,6 +280,12 @@ class Engine:
         culprit = step.passes[-1] if step.passes else None
         self._record(step, verdict, action, culprit=culprit, location=healing.location)
         self._tell_repairs(healing)
+
+    def _keep_for_healing(self) -> None:
+        """The state in which an island was opened, to come back to if the run diverges with it."""
+        if self.healer.calm:
+            with self.surviving("taking a snapshot of a healed run"):
+                self.snapshots.take_streak(self.tally.steps, self.tally.updates)
 
     def _tell_repairs(self, healing: Healing) -> None:
         if not healing.opened:
@@ -431,7 +439,9 @@ class Engine:
         step.snapshot_agreed = "snapshot" in seen.shared
         nothing_shared = self.ranks.alone or step.local or self.ranks.share == "gradients"
         if "state" in seen.shared or (step.state_is_bad and nothing_shared):
-            answered = self._answer_state(step)
+            diverged = self.healer.diverged and not self.training.nonfinite()
+            diverged = diverged if nothing_shared else self.ranks.any(diverged)
+            answered = self._answer_state(step, diverged=diverged)
             if not answered.go:
                 return answered
         if step.empty:
@@ -519,6 +529,8 @@ class Engine:
         if healing is not None:
             action = self._decide(step, verdict, healing)
             self._tell_repairs(healing)
+            if healing.opened:
+                self._keep_for_healing()
         if action.kind in ("rerun", "heal") and rerun is not None:
             loss, norm = second_reading(rerun, step, self.training, len(step.passes))
             reading = dataclasses.replace(reading, loss=loss, grad_norm=norm, bad=(), components={})
@@ -540,10 +552,10 @@ class Engine:
             if action.kind == "commit":
                 set_random_states(dict(now))
             return decision
-        if action.kind == "skip" and step.group.history.consecutive == 1 and not step.micro:
-            with self.surviving("taking a snapshot of a streak"):
-                self.snapshots.take_streak(self.tally.steps, self.tally.updates)
         self._undo(step, now=now, undone=action.kind == "skip")
+        if action.kind == "skip" and step.group.history.consecutive == 1 and not step.micro:
+            with self.surviving("taking a snapshot of a streak"):  # after the undoing: buffers were bad
+                self.snapshots.take_streak(self.tally.steps, self.tally.updates)
         if action.kind != "skip":
             self._go_back(verdict, action)
         return decision
@@ -589,6 +601,7 @@ class Engine:
         if not wanted or state or step.local or step.hyperparameters or self.policy.mode != "protect":
             return None
         if location is not None and location.reproduced and not too_small(location) and self.ranks.alone:
+            self.healer.decline(location)
             return None
         replay: Replay | None = None
         if rerun is not None:
@@ -644,23 +657,28 @@ class Engine:
             scale=backed_off(step.scaler, reading.scale, self.policy.min_scale),
         )
 
-    def _answer_state(self, step: OpenStep) -> Decision:
+    def _answer_state(self, step: OpenStep, *, diverged: bool = False) -> Decision:
         """Parameters, buffers or moments are bad, or every micro-batch is: skipping cannot help, going back can."""
         bad = self.training.nonfinite()
         level: Level = "buffer" if bad and all(kind == "buffer" for kind, _ in bad) else "parameter"
         facts = [f for _, f in bad]
         names = tuple(f.name for f in facts)
         verdict = Verdict(kind="nonfinite", step=step.number, level=level, names=names, origin="state")
-        action = self._decide(step, verdict)
+        if diverged:
+            value, limit = self.healer.last_loss, self.healer.loss_limit
+            verdict = Verdict(kind="spike", step=step.number, level="loss", value=value, limit=limit, origin="state")
+        action, updates = self._decide(step, verdict), self.tally.updates
         now = random_states()
         self._record(step, verdict, action, facts=facts)
         if action.kind != "commit":
             self._undo(step, now=now, undone=False)
             self._go_back(verdict, action)
+        if diverged:
+            self.healer.settle(updates - self.tally.updates)
         return Decision(verdict=verdict, action=action, reading=self._no_reading(step.number), scale=self._last_scale)
 
     def _decide(self, step: OpenStep, verdict: Verdict, healing: Healing | None = None) -> Action:
-        snapshot = self.snapshots.choose(self.tally.updates, weights_are_bad=_is_about_weights(verdict))
+        snapshot = self._snapshot_for(verdict)
         recoveries = Recoveries(
             snapshot=self.tally.updates - snapshot.update if snapshot is not None else None,
             checkpoint=self.checkpoints.last_good is not None,
@@ -672,6 +690,12 @@ class Engine:
             # left out for now; the window that it belongs to goes back, together with all ranks
             return Action(kind="skip", reason=action.reason)
         return action
+
+    def _snapshot_for(self, verdict: Verdict) -> Snapshot | None:
+        """The snapshot that a rollback would go to; one from before the losses that say that the run has diverged."""
+        weights = _is_about_weights(verdict)
+        since = DIVERGED_AFTER if weights and verdict.kind == "spike" else 0
+        return self.snapshots.choose(self.tally.updates - since, weights_are_bad=weights)
 
     def micro_batches_fail(self) -> bool:
         """Whether so many single micro-batches were bad that their window must go back, not leave them out."""
@@ -702,7 +726,7 @@ class Engine:
     def _go_back(self, verdict: Verdict, action: Action) -> None:
         """Roll back, restore, or stop."""
         if action.kind == "rollback":
-            snapshot = self.snapshots.choose(self.tally.updates, weights_are_bad=_is_about_weights(verdict))
+            snapshot = self._snapshot_for(verdict)
             assert snapshot is not None
             scheduled = {id(getattr(s, "optimizer", None)) for s in self.training.schedulers}
             own = [o for o in self.training.optimizers if id(o) not in scheduled] if self._own_rates else []

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import statistics
 import time
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from ..islands.island import island_of
 from ..locating import Location
 from ..records import Repair
 from ..tensors import tensors_in
-from .heal_replay import GoodBatch, Replay
+from .heal_replay import GoodBatch, Replay, moved
 from .heal_search import Search, too_small
 from .ranks import Ranks
 from .step import OpenStep
@@ -44,13 +46,18 @@ KEPT_BYTES = 64 << 20
 """Larger batches are not kept: the device's memory is the run's."""
 FALSE_ALARMS = 2
 """Bad outputs that no repair was found for; some models have infinite outputs on purpose."""
+DIVERGED_AFTER, BEYOND = 5, 3
+"""An island only keeps a run finite: so many losses in a row that are above all recent ones, by so many times their
+range, and the run has diverged."""
 LARGE_SHARE = 0.25
 MAX_SPREADS = 3
 _CURE = "islands keep it finite, they do not make it learn: look for the cause with nanproof cure"
 FAILURES = 3
 """After that many searches in a row that found nothing, no more are made."""
 LOSS_ROUNDINGS = 64
-"""By how many roundings of the narrow dtype a good batch may differ."""
+"""By how many roundings of the narrow dtype a good batch may differ; more where the model itself amplifies them."""
+AMPLIFIED = 4
+"""By how many times what one rounding of the weights changes in a good batch a repair may change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +102,10 @@ class Healer:
         """The usual loss before the last island was opened."""
         self._since = 0
         """Updates since then."""
+        self._beyond = 0
+        """Losses in a row that the run did not come near before."""
+        self.last_loss = math.nan
+        self.diverged = False
         self._grown: dict[str, tuple[int, float]] = {}
         """Of each island the last look at it: the step, and the largest value that left it."""
 
@@ -113,7 +124,7 @@ class Healer:
 
     def arm(self, *, blind: bool) -> None:
         """A step was bad: look at the outputs of the next ones; ``blind`` when this one could not be replayed."""
-        self._armed, self._blind = True, self._blind or blind
+        self._armed, self._blind, self._false_alarms = True, self._blind or blind, 0
 
     def allow(self) -> None:
         """Open islands from now on, at the first output that leaves the range: a warning says that one will."""
@@ -144,12 +155,14 @@ class Healer:
             healing = self._proved(search, number, location)
         except BaseException:
             search.close()
-            raise
-        finally:
             self._left -= time.monotonic() - start
+            raise
         if healing is None:
             search.close()
             self._failures += 1
+            self._left -= time.monotonic() - start  # time that has found a repair was well spent
+            if self._left <= 0:
+                self._say_once("time", "no more repairs are searched for: policy.heal_seconds are used up")
             return None
         if healing.opened:
             self._take(healing.repairs)
@@ -162,6 +175,16 @@ class Healer:
                 log.warning("%s", line)
             self._warn(healing)
         return healing
+
+    def decline(self, location: Location) -> None:
+        """Say, once, that float32 is not wide enough for a located overflow."""
+        if self.wanted and location.mechanism == "range-overflow" and location.outputs:
+            where = f" at {location.file}:{location.line}" if location.line else ""
+            self._say_once(
+                "float32",
+                f"{location.op}{where} left the range of {location.outputs[0].dtype}: no float32 island can heal that;"
+                " look for the cause with nanproof cure",
+            )
 
     def heal_pass(self, number: int, replay: Replay) -> Healing | None:
         """Search for a repair of a forward pass that has just given a bad output."""
@@ -187,15 +210,17 @@ class Healer:
                 self._say_once("no-island", search.given_up)
             return None
         differs = self._compare(search)
-        limit = LOSS_ROUNDINGS * torch.finfo(getattr(torch, search.dtype)).eps
-        if differs is not None and differs > limit:
-            names = ", ".join(r.name for r in search.repairs(number, ""))
-            self._say_once(
-                "differs",
-                f"{names} in float32 makes the step finite, but changes good batches by {differs:.2g}, more than"
-                f" {search.dtype} rounds; not opened",
-            )
-            return None
+        eps = torch.finfo(getattr(torch, search.dtype)).eps
+        if differs is not None and differs > LOSS_ROUNDINGS * eps:
+            rounded = min(self._compare(search, rounding=eps) or 0.0, 1.0)
+            if differs > AMPLIFIED * rounded:
+                names = ", ".join(r.name for r in search.repairs(number, ""))
+                self._say_once(
+                    "differs",
+                    f"{names} in float32 makes the step finite, but changes good batches by {differs:.2g}, more than"
+                    f" {search.dtype} rounds (its rounding of the weights: {rounded:.2g}); not opened",
+                )
+                return None
         if self.mode == "open":
             islands.forget_compiled()
         if not search.run():
@@ -218,8 +243,11 @@ class Healer:
             repairs=repairs, opened=opened, committed=opened and search.commits, location=search.first or location
         )
 
-    def _compare(self, search: Search) -> float | None:
-        """By how much good batches differ with the repair, at most; None when there is nothing to compare."""
+    def _compare(self, search: Search, *, rounding: float | None = None) -> float | None:
+        """By how much good batches differ with the repair, at most; None when there is nothing to compare.
+
+        With ``rounding``, by how much they differ without it when every weight is moved by that share.
+        """
         count = GOOD_BATCHES - self._ranks.largest(GOOD_BATCHES - len(self._good))  # the fewest
         found = []
         for good in list(self._good)[len(self._good) - count :]:
@@ -227,7 +255,8 @@ class Healer:
                 without = good.measure(self._training, lockstep=search.lockstep)
             if self._ranks.any(without is None):
                 continue
-            measured = good.measure(self._training, lockstep=search.lockstep)
+            with nullcontext() if rounding is None else search.suspended(), moved(self._training, rounding or 0.0):
+                measured = good.measure(self._training, lockstep=search.lockstep)
             if self._ranks.any(measured is None):
                 return float("inf")
             assert without is not None
@@ -240,11 +269,14 @@ class Healer:
 
     # --- what becomes of it --------------------------------------------------------------------------------
 
-    def follow(self, number: int, loss: float) -> None:
-        """An update was made: now and then, look how the run goes on with its islands."""
-        self._losses.append(loss)
+    def follow(self, number: int, loss: float) -> bool:
+        """An update was made: look how the run goes on with its islands; whether it has just diverged."""
+        self.last_loss = loss
+        self._beyond = self._beyond + 1 if loss > self.loss_limit else 0
+        if self.calm:
+            self._losses.append(loss)
         if not self.repairs:
-            return
+            return False
         self._since += 1
         if self._since % LOOK_EVERY == 0:
             self._probe(True)
@@ -252,6 +284,27 @@ class Healer:
             self._probe(False, number)
         if self._since == JUDGED_AFTER:
             self._judge()
+        self.diverged = self.diverged or self._beyond == DIVERGED_AFTER
+        return self._beyond == DIVERGED_AFTER
+
+    @property
+    def loss_limit(self) -> float:
+        """What the losses of a run that has an island may be: not far above all the last ones."""
+        if not self.repairs or self._since >= JUDGED_AFTER or len(self._losses) < RECENT:
+            return math.inf
+        highest = max(self._losses)
+        return highest + BEYOND * (highest - min(self._losses))
+
+    @property
+    def calm(self) -> bool:
+        """Whether the last loss was none that only a diverging run has."""
+        return self._beyond == 0
+
+    def settle(self, undone: int) -> None:
+        """The run has gone back over so many updates; far back, or not at all, other losses are usual."""
+        self.diverged, self._beyond = False, 0
+        if not 0 < undone <= RECENT:
+            self._losses.clear()
 
     def _probe(self, on: bool, number: int = 0) -> None:
         model = self._training.model
@@ -359,4 +412,4 @@ def told(healing: Healing, number: int) -> list[str]:
     return lines
 
 
-__all__ = ["Heal", "Healer", "Healing", "told", "too_small"]
+__all__ = ["DIVERGED_AFTER", "Heal", "Healer", "Healing", "told", "too_small"]

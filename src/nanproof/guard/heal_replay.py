@@ -161,6 +161,26 @@ def as_it_was(slots: Any) -> Iterator[None]:
             state.restore()
 
 
+@contextmanager
+def moved(training: Training, share: float) -> Iterator[None]:
+    """A block in which every weight is larger or smaller by a share of itself; 0 leaves them alone."""
+    weights = [p.detach() for _, p in training.parameters if share and p.is_floating_point()]
+    weights = [getattr(w, "_local_tensor", w) for w in weights]
+    kept = [w.clone() for w in weights]
+    # the loop's own graph may wait for its backward pass: to autograd, nothing was written
+    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(weights)):
+        try:
+            for w in weights:
+                signs = torch.ones_like(w, memory_format=torch.contiguous_format).view(-1)
+                signs[::2] = -1
+                w.add_(w * signs.view(w.shape), alpha=share)
+            with torch.enable_grad():
+                yield
+        finally:
+            for w, old in zip(weights, kept, strict=True):
+                w.copy_(old)
+
+
 class GoodBatch:
     """A pass that was good, to be run again: with a repair it must give what it gave without."""
 

@@ -67,7 +67,7 @@ class Policy:
     locate_seconds: float | None = 60.0
     """How long the guard may spend in a run on locating bad steps by itself; None switches it off."""
     heal_seconds: float = 120.0
-    """How long the guard may spend in a run on searching for repairs."""
+    """How long the guard may spend in a run on searches for repairs that find none."""
     share: Share = "flags"
     """What ranks tell each other: a few bits with every step; only what gradients carry; nothing."""
     deadline: float = 600.0
@@ -220,6 +220,10 @@ def decide(verdict: Verdict, history: History, policy: Policy, recoveries: Recov
 def _decide_spike(verdict: Verdict, history: History, policy: Policy, recoveries: Recoveries) -> Action:
     if policy.spikes == "observe":
         return Action(kind="commit", reason="the policy lets spikes pass")
+    if verdict.origin == "state":  # the weights are to blame, not the batch: skipping cannot help
+        if _can_roll_back(history, policy, recoveries):
+            return Action(kind="rollback", reason="the loss has diverged since a module was made a float32 island")
+        return Action(kind="commit", reason="the loss has diverged, and there is nothing to go back to")
     if history.consecutive < policy.max_consecutive:
         return Action(kind="skip", reason="far outside the recent range")
     if _can_roll_back(history, policy, recoveries):
