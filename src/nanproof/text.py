@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def clean_record(record: Any) -> bool:
     >>> clean_record(record), record.getMessage()
     (True, 'grad of w\\\\x1b[2J')
     """
-    record.msg, record.args = lines(record.getMessage()), ()
+    with suppress(Exception):  # a message that does not fit its arguments is the handler's to report, as ever
+        record.msg, record.args = lines(record.getMessage()), ()
     return True
 
 
