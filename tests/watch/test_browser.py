@@ -426,3 +426,22 @@ def test_a_report_of_several_says_of_a_guarded_run_what_broke_and_what_repairs_i
         assert words in cell.text
     assert "guarded · skip" in browser.find_element(By.ID, "incidents").text
     assert errors(browser) == []
+
+
+def test_evidence_that_was_opened_stays_open_while_news_arrive(
+    browser: webdriver.Chrome, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    log = tmp_path / "dying" / "training_log.jsonl"
+    log.parent.mkdir()
+    write_log(log, 20, bad=tuple(range(10, 20)))
+    ready(browser, serve(str(log.parent)))
+    wait(browser, "document.body.dataset.facts == 'yes'")
+    browser.find_element(By.CSS_SELECTOR, ".state summary").click()
+    assert browser.execute_script("return document.querySelector('.state details').open")
+    with log.open("a") as file:
+        for step in range(20, 25):
+            file.write(json.dumps({"step": step, "loss": math.nan}) + "\n")
+    wait(browser, "document.querySelector('.state').textContent.includes('step 24')")
+    assert browser.execute_script("return document.querySelector('.state details').open")
+    assert browser.execute_script("return document.activeElement.tagName") == "SUMMARY"
+    assert errors(browser) == []

@@ -64,12 +64,18 @@ export function table(heads, rows, name = "") {
   return box;
 }
 
-// Build what is shown only when it has changed: under a pointer or the keyboard's focus nothing may be replaced.
+// Build what is shown only when it has changed; what was opened stays open, and the keyboard's focus where it was.
 export function refresh(place, key, build) {
   const text = JSON.stringify(key);
   if (shown.get(place) === text) return;
   shown.set(place, text);
+  const opened = new Map([...place.querySelectorAll("details")].map((node) => [node.dataset.run, node.open]));
+  const focused = reachable(place).indexOf(document.activeElement);
   place.replaceChildren(...build());
+  for (const node of place.querySelectorAll("details")) node.open = opened.get(node.dataset.run) ?? node.open;
+  if (focused >= 0) reachable(place)[focused]?.focus({ preventScroll: true });
 }
+
+const reachable = (place) => [...place.querySelectorAll("a, button, input, summary")];
 
 const shown = new WeakMap();

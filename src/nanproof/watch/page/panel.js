@@ -32,9 +32,7 @@ function state(run, alone) {
   if (rest.length) line.append(make("span", rest.join(": "), "why"));
   box.append(line);
   if (!run.facts && run.state.bad) { // keeps the place of what comes, so that nothing moves under the pointer
-    const held = make("details");
-    held.append(make("summary", "evidence"));
-    box.append(make("p", "looking for the cause …", "quiet held"), held);
+    box.append(make("p", "looking for the cause …", "quiet held"), make("p", "▸ evidence", "quiet"));
     return box;
   }
   const { why } = run.facts ?? {};
@@ -47,6 +45,7 @@ function state(run, alone) {
   const known = evidence(why, (why.commands ?? []).slice(1));
   if (!known.length) return box;
   const details = make("details");
+  details.dataset.run = run.id;
   // in a report there is room to read; a page that lives must not move under the pointer
   details.open = alone && document.getElementById("data") !== null && matchMedia("(min-width: 901px)").matches;
   details.append(make("summary", "evidence"), ...known);
@@ -66,6 +65,7 @@ function cause(run, top) {
   const { why } = run.facts ?? {};
   if (!why?.cause || top.includes(run)) return make("span", why?.cause || "–", "cause");
   const details = make("details", undefined, "cause");
+  details.dataset.run = run.id;
   details.append(make("summary", why.cause), ...(why.repair ? [make("p", `repair: ${why.repair}`)] : []), ...evidence(why, why.commands ?? []));
   return details;
 }
