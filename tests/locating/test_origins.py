@@ -106,6 +106,21 @@ def test_a_mask_that_leaves_something_is_never_blamed() -> None:
     assert nanproof.locate(step, model=model, batch=x).line == line_of("not the mask")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_an_operation_that_breaks_finite_values_beside_a_mask_is_the_origin(dtype: torch.dtype) -> None:
+    model, x = nn.Linear(4, 4), torch.randn(4, 4)
+    mask = torch.zeros(4, 4, dtype=dtype).fill_diagonal_(-math.inf)
+
+    def step(m: nn.Module, b: Tensor) -> Tensor:
+        scores = m(b).to(dtype) + mask
+        return torch.softmax(scores / 1e-40, -1).float().pow(2).mean()  # beside a mask
+
+    found = nanproof.locate(step, model=model, batch=x)
+    assert (found.line, found.op, found.verified) == (line_of("beside a mask"), "div", True)
+    assert found.mechanism == "range-overflow"
+    assert not any("the mask comes from" in note for note in found.notes)
+
+
 def test_minus_infinity_in_the_data_is_no_mask() -> None:
     x = torch.randn(3, 8)
     x[1, 2] = -math.inf

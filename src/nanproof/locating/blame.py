@@ -66,14 +66,14 @@ class Blamer:
                 continue
             reached[number] = after
             todo += [(p, number) for p in relevant_parents(self._events[number])]
-        births = [n for n in reached if not relevant_parents(self._events[n])]
+        births = [n for n in reached if not relevant_parents(self._events[n]) or self._events[n].fresh]
         masks: dict[int, Event] = {}
         origins: set[int] = set()
         for birth in births:
             harm = self._harm(birth, reached)
             if harm != birth and any(not self.is_intentional(p) for p in relevant_parents(self._events[harm])):
                 continue  # something else made it bad: the mask merely passes by
-            if harm != birth:
+            if harm != birth and not self._events[harm].fresh:
                 masks.setdefault(harm, self._events[birth])
             origins.add(harm)
         ordered = sorted(origins)
@@ -94,6 +94,8 @@ class Blamer:
             if reached[way[-1]] == -1:
                 return self._escape(way) if self._literal(birth) else birth
             way.append(reached[way[-1]])
+        if self._events[way[-1]].fresh:
+            return way[-1]
         if self._literal(birth) and self._events[way[-1]].kind == INF:
             return self._escape(way)
         # what the code does not call infinite itself is a mask only where masks are used
@@ -123,6 +125,8 @@ class Blamer:
 
     def _decide(self, event: Event) -> bool:
         if event.kind != INF or (event.output is not None and event.output.posinf and event.output.neginf):
+            return False
+        if event.fresh:
             return False
         if event.phase in ("leaf", "outside"):
             return not event.leaf.startswith("parameter") and not event.site.op.endswith("Backward")

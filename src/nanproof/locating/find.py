@@ -228,7 +228,7 @@ class _Search:
 
     def _place(self, trace: Trace, blamer: Blamer, found: Blame, event: Event) -> Location:
         parents = relevant_parents(event)
-        intentional = bool(parents) and all(blamer.is_intentional(p) for p in parents)
+        intentional = bool(parents) and not event.fresh and all(blamer.is_intentional(p) for p in parents)
         mechanism, why = mechanism_of(event, intentional)
         arrived = event.phase in ("leaf", "outside", "uninitialized")
         site = event.site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -236,12 +237,17 @@ def _again_in_float64(event: Event) -> tuple[Mechanism, str]:
     try:
         with torch.no_grad():
             wide = event.function(*tree_map(widen, event.args), **tree_map(widen, event.kwargs))
-        kind = max([kind_of(t) for t in floats_in(wide)] or [FINITE])
+        results = floats_in(wide)
+        if event.fresh:  # only what was made of finite values: what came in is no fault of this operation
+            clean = [t.isfinite() for t in floats_in((event.args, event.kwargs))]
+            results = [r[functools.reduce(torch.logical_and, clean).expand_as(r)] for r in results]
+        kind = max([kind_of(t) for t in results] or [FINITE])
     except Exception as error:
         return "unknown", f"{event.op} could not be run again alone ({type(error).__name__})"
     largest = max((abs(v) for f in event.inputs for v in (f.finite_min, f.finite_max) if v is not None), default=0.0)
     name = call_name(event.op)
-    if kind == FINITE and not event.parents:
+    first = event.fresh or not event.parents
+    if kind == FINITE and first:
         form = find_format(dtype)
         limit = f" of {form.max:.5g}" if form else ""
         return "range-overflow", f"finite in float64, beyond {dtype}'s maximum{limit}; largest input {largest:.4g}"
@@ -249,12 +255,12 @@ def _again_in_float64(event: Event) -> tuple[Mechanism, str]:
         op = event.op.strip("_")
         at_zero = op in _AT_ZERO and _has_zero(event)
         grows = op.startswith(_GROW) and not (at_zero and largest < _LARGE)
-        if not event.parents and (grows or not (op.startswith(_POLES) or largest < _LARGE)):
+        if first and (grows or not (op.startswith(_POLES) or largest < _LARGE)):
             return "range-overflow", f"{name} overflows even float64; largest input {largest:.4g}"
         if op.startswith("linalg_"):
             return "pole", f"{name} of a singular matrix is infinite"
         return "pole", f"{name} at exactly zero is infinite" if at_zero else f"{name} has no finite value there"
-    if event.parents:
+    if not first:
         return "invalid", f"{name} of an infinite value has no value (inf − inf, 0 · inf)"
     lowest = min((f.finite_min for f in event.inputs if f.finite_min is not None), default=0.0)
     return "invalid", f"{name} is not defined there; inputs from {lowest:.4g} to {largest:.4g}"

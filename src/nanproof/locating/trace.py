@@ -6,6 +6,7 @@ gradient is located at the line whose derivative it is, without anomaly mode.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,9 @@ _SWALLOWS = frozenset(
         "_softmax",
         "native_layer_norm",
     }
+)
+_ELEMENTWISE = frozenset(
+    {"div", "mul", "add", "sub", "rsub", "pow", "square", "exp", "log", "sqrt", "rsqrt", "reciprocal", "to_copy"}
 )
 _COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional")
 _KEPT_BEFORE = 16 << 20
@@ -151,6 +155,8 @@ class Event:
     communicates: bool = False
     swallowed: int = -1
     """An earlier infinity that an input goes back to, though the input itself is finite."""
+    fresh: bool = False
+    """Whether it made bad values of finite ones too, beside those that came in."""
     numel: int = 0
     widest: int = 0
     """Elements of its output, and of its largest input."""
@@ -355,6 +361,9 @@ class Trace(ReplayMode):
                 event.inputs = [facts_of(f"input {i}", t) for i, (_, _, t) in enumerate(known)]
             event.swallowed = next((self._tainted[k] for _, k, _ in known if k in self._tainted), -1)
             event.output = facts_of("output", out)
+            event.fresh = (
+                bool(parents) and op.name.strip("_") in _ELEMENTWISE and _made_more([t for *_, t in known], out)
+            )
             event.makers = tuple(self._made.get(key_of(t)) for t in tensors_in(args))
             event.dead_branch = backward and self.graph.left_out(node, out)
         event.number = len(self.events)
@@ -394,6 +403,20 @@ class Trace(ReplayMode):
 def versions_of(args: Any) -> tuple[int, ...]:
     """How often each tensor was written so far."""
     return tuple(-1 if t.is_inference() else t._version for t in floats_in(args))
+
+
+def _made_more(inputs: list[Tensor], out: Tensor) -> bool:
+    """Whether an elementwise operation is bad where its inputs are finite; the sum of two masks is meant to be −inf."""
+    plain = all(
+        type(t) is Tensor and t.layout is torch.strided and not t.is_complex() and t.element_size() > 1
+        for t in (*inputs, out)
+    )
+    if not plain or torch.broadcast_shapes(*(t.shape for t in inputs)) != out.shape:  # type: ignore[no-untyped-call]
+        return False
+    bad, lowest = ~out.isfinite(), torch.finfo(out.dtype).min
+    for t in inputs:
+        bad = bad & t.isfinite() & ~((t <= lowest / 4) & (out == -math.inf))
+    return bool(bad.any())
 
 
 def _kept(value: Any) -> Any:
