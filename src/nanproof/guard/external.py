@@ -663,7 +663,8 @@ class ExternalLoop:
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-        self._drop_step()
+        with self._engine.surviving("accounting for the last step"):
+            self._drop_step()
         while self._at_close:
             with self._engine.surviving("leaving the trainer as it was"):
                 self._at_close.pop()()
