@@ -21,5 +21,6 @@ def write_page(outcome: Outcome, out: Path) -> Path:
             if (folder / "training_log.jsonl").exists():
                 runs.append(Run(len(runs), folder, f"{line.change.name} ({line.standing})"))
     path = out / "report.html"
-    write_html(runs, path, note=f"{outcome.command}: {outcome.told}")
+    # the table says why each trial ended; to diagnose a dozen of them would take longer than to train them
+    write_html(runs, path, note=f"{outcome.command}: {outcome.told}", causes=False)
     return path

@@ -20,19 +20,19 @@ from ..watch import history
 from ..watch.compare import compare
 from ..watch.runs import Run
 from ..watch.server import MODULES, page_file
-from ..watch.why import facts_of
+from ..watch.why import Why, facts_of
 
 _IMPORT = re.compile(r"^import \{(.*?)\} from \"\./(\w+)\.js\";\n", re.M)
 _EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.M)
 _LINKS = re.compile(r'<link rel="stylesheet"[^>]*>\n|<script [^>]*></script>\n')
 
 
-def write_html(runs: Sequence[Run], out: str | os.PathLike[str], note: str = "") -> None:
-    """Write the page of some runs, as they are now, into one file."""
-    write_atomic(out, page(runs, note))
+def write_html(runs: Sequence[Run], out: str | os.PathLike[str], note: str = "", *, causes: bool = True) -> None:
+    """Write the page of some runs, as they are now, into one file; without ``causes`` none of them is diagnosed."""
+    write_atomic(out, page(runs, note, causes=causes))
 
 
-def page(runs: Sequence[Run], note: str = "") -> str:
+def page(runs: Sequence[Run], note: str = "", *, causes: bool = True) -> str:
     """The file's text."""
     script = f"{_text('vendor/uPlot.iife.min.js')}\n{_bundle()}"
     style = f"{_text('vendor/uPlot.min.css')}\n{_text('style.css')}"
@@ -40,7 +40,7 @@ def page(runs: Sequence[Run], note: str = "") -> str:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    data = json.dumps(to_json(_data(runs, note)), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(to_json(_data(runs, note, causes)), allow_nan=False).replace("<", "\\u003c")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
     foot = (
         f'<script type="application/json" id="data">{data}</script>\n<script type="module">{script}</script>\n</body>'
@@ -70,13 +70,14 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _data(runs: Sequence[Run], note: str) -> dict[str, Any]:
+def _data(runs: Sequence[Run], note: str, causes: bool) -> dict[str, Any]:
     data: dict[str, Any] = {"runs": [], "points": {}, "incidents": {}, "facts": {}, "note": note}
     for run in runs:
         run.poll()
         data["runs"].append(run.told())
         data["points"][run.id] = base64.b64encode(history.encode(run.series, width=5000, more=run.foreseen())).decode()
         data["incidents"] |= {i["id"]: run.incident(i["id"]) for i in run.incidents()}
-        data["facts"][run.id] = facts_of(run.home, run.state(), run.incidents())
+        known = None if causes else Why()
+        data["facts"][run.id] = facts_of(run.home, run.state(), run.incidents(), known)
     data["compared"] = compare(*runs) if len(runs) == 2 else None
     return data

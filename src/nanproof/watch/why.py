@@ -72,9 +72,11 @@ def nearer(text: str) -> str:
     return text.replace(f"{Path.cwd()}/", "")
 
 
-def facts_of(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """What takes a second to find out: the cause, and the settings."""
-    return {"why": why(path, state, incidents), "settings": settings_of(path)}
+def facts_of(
+    path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], known: Why | None = None
+) -> dict[str, object]:
+    """What takes a second to find out: the cause, if it is not ``known``, and the settings."""
+    return {"why": known or why(path, state, incidents), "settings": settings_of(path)}
 
 
 def diagnosed(path: Path) -> tuple[Diagnosis | None, str]:
