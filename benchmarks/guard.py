@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure import Ratio, Times, count, cpu_seconds, interleave, ratio, surplus, together
+from measure import Ratio, Times, count, cpu_seconds, interleave, ratio, summed, surplus, together
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nanproof import Guard
+from nanproof.guard.foresight import BEGINNING
 
 LAYERS, HEADS, CONTEXT, BATCH = 4, 4, 64, 2
 PACKAGES = ("torch", "transformers", "lightning")
-STEP_FIGURE, SNAPSHOT_FIGURE, INTERVAL = 1.02, 0.035, 200
+STEP_FIGURE, SNAPSHOT_FIGURE, WARNING_FIGURE, INTERVAL = 1.02, 0.035, 0.005, 200
 Batch = tuple[Tensor, Tensor]
 
 
@@ -169,9 +170,16 @@ class Trainer:
         self._module = Module()
         self._batches = itertools.cycle(make_batches(FULL))
         self._trainer = lightning.Trainer(
-            accelerator="cpu", max_epochs=0, gradient_clip_val=FULL.max_norm, detect_anomaly=anomaly, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[self._clock],
-        )  # fmt: skip
+            accelerator="cpu",
+            max_epochs=0,
+            gradient_clip_val=FULL.max_norm,
+            detect_anomaly=anomaly,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[self._clock],
+        )
 
     def fit(self, batches: int) -> float:
         """Train on some batches; the CPU seconds of the last, from the end of the one before to its own end."""
@@ -237,7 +245,7 @@ def measure_guard(folder: Path, seconds: float) -> Cost:
     guard = loops[EXACT].guard
     assert guard is not None
     runs = {name: partial(cpu_seconds, loop.step) for name, loop in loops.items()}
-    snap = partial(guard._post.ring.take, guard.tally.steps, guard.tally.updates)
+    snap = partial(guard._context.snapshots.take, guard.tally.steps, guard.tally.updates)
     times = interleave({**runs, "snapshot": partial(cpu_seconds, snap)}, seconds=seconds, warmup=4)
     counts = {name: count(loop.step) for name, loop in loops.items()}
     twins = {AGAIN: PLAIN, EXACT: PLAIN, OFF: PLAIN, LATE: FUSED}
@@ -276,6 +284,82 @@ def measure_own(folder: Path, seconds: float, unit: float) -> tuple[Ratio, Ratio
     return surplus(times, EXACT, PLAIN, unit), surplus(times, LATE, FUSED, unit)
 
 
+class Timed:
+    """Calls a function and adds up the CPU time of it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.process_time()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.seconds += time.process_time() - start
+
+        return timed
+
+
+class Blind:
+    """What a guard has instead of its early warnings, to see what they cost."""
+
+    hooks = ()
+
+    def begin(self, step: int) -> None: ...
+
+    def read(self, gradients: Any, norms: Any) -> list[Any]:
+        return []
+
+    def forecast(self, reading: Any, signals: Any) -> tuple[Any, None]:
+        return reading, None
+
+    def close(self) -> None: ...
+
+
+def blinded(loop: Loop) -> Loop:
+    assert loop.guard is not None
+    loop.guard._engine.warnings.foresight.close()
+    loop.guard._engine.warnings.foresight = Blind()  # type: ignore[assignment]
+    return loop
+
+
+def measure_warnings(folder: Path, seconds: float, unit: float) -> tuple[Ratio, Ratio, int, int]:
+    """What early warnings cost, over ten steps, of which one is read: timed in place, and by leaving them out.
+
+    In place: the calls of the guard and the hooks on modules, over the rest of the step. By leaving them out, which
+    includes the longer copy: two guards of the small model side by side, in plain steps of the full one. And the
+    operations and host reads that they add to ten steps.
+    """
+    loop, timed = guarded(folder / "timed"), Timed()
+    assert loop.guard is not None
+    for _ in range(BEGINNING):
+        loop.step()
+    early = loop.guard._engine.warnings.foresight
+    for name in ("begin", "read", "forecast"):
+        setattr(early, name, timed(getattr(early, name)))
+    make_hook = early._outputs._hook
+    early._outputs._hook = lambda name: timed(make_hook(name))  # type: ignore[method-assign]
+    shares, end = [], time.monotonic() + seconds
+    while time.monotonic() < end or len(shares) < 10:
+        timed.seconds = 0.0
+        total = sum(cpu_seconds(loop.step) for _ in range(10))
+        shares.append(timed.seconds / (total - timed.seconds))
+    loop.guard.close()
+    small = {"seeing": guarded(folder / "seeing", SMALL), "blind": blinded(guarded(folder / "blind", SMALL))}
+
+    def ten(one: Loop) -> Callable[[], None]:
+        return lambda: [one.step() for _ in range(10)] and None
+
+    runs = {name: partial(cpu_seconds, ten(one)) for name, one in small.items()}
+    times = interleave(runs, seconds=seconds / 2, warmup=3)
+    (ops, reads), (blind_ops, blind_reads) = (count(ten(one)) for one in small.values())
+    for one in small.values():
+        assert one.guard is not None
+        one.guard.close()
+    return summed(shares), surplus(times, "seeing", "blind", 10 * unit), ops - blind_ops, reads - blind_reads
+
+
 def measure_peers(seconds: float) -> list[Row]:
     """What people do or switch on instead; these cost much, so fewer rounds do."""
     loops = {
@@ -312,18 +396,34 @@ def report() -> str:
     with quiet(), tempfile.TemporaryDirectory() as folder:
         cost = measure_guard(Path(folder, "full"), seconds=92.0)
         own, own_late = measure_own(Path(folder, "small"), seconds=12.0, unit=cost.unit)
+        early, left_out, ops, reads = measure_warnings(Path(folder, "warnings"), seconds=30.0, unit=cost.unit)
         peers = measure_peers(seconds=35.0)
     parameters = sum(p.numel() for p in Transformer(FULL).parameters())
     per_step = cost.snapshot.times(1 / INTERVAL)
     figures = [
         ("guarded / plain step, exact", f"≤ {STEP_FIGURE}", cost.exact.show("{:.3f}"), cost.exact.verdict(STEP_FIGURE)),
         (
-            f"a snapshot, spread over its {INTERVAL} steps", f"≤ {SNAPSHOT_FIGURE:.1%}", per_step.show("{:.2%}"),
+            f"a snapshot, spread over its {INTERVAL} steps",
+            f"≤ {SNAPSHOT_FIGURE:.1%}",
+            per_step.show("{:.2%}"),
             per_step.verdict(SNAPSHOT_FIGURE),
         ),
+        (
+            "early warnings, over the rest of the step",
+            f"≤ {WARNING_FIGURE:.1%}",
+            early.show("{:.2%}"),
+            early.verdict(WARNING_FIGURE),
+        ),
+        (
+            "early warnings, by leaving them out",
+            f"≤ {WARNING_FIGURE:.1%}",
+            left_out.show("{:.2%}"),
+            left_out.verdict(WARNING_FIGURE),
+        ),
+        ("early warnings, operations and host reads in ten steps", "", f"{ops:+,} and {reads:+,}", ""),
         ("the guard's own work, exact", "", own.show("{:.2%}"), ""),
         ("the guard's own work, late", "", own_late.show("{:.2%}"), ""),
-    ]  # fmt: skip
+    ]
     return "\n".join(
         [
             f"{parameters / 1e6:.1f}M parameters; {cost.exact.rounds} rounds, {peers[0].ratio.rounds} for the peers.",

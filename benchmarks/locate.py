@@ -41,6 +41,20 @@ def report() -> str:
     def backward() -> None:
         assert nanproof.locate(lambda: slope(model(x, y)), model=model).verified
 
+    def deep() -> None:
+        """The same slope at the other end of the backward pass: everything before it is replayed."""
+        first = next(m for m in model.modules() if isinstance(m, torch.nn.Embedding))
+        hook = first.register_forward_hook(lambda *a: a[2] + torch.sqrt((a[2] - a[2].detach()).sum()))
+        assert nanproof.locate(lambda: model(x, y), model=model).verified
+        hook.remove()
+
+    def overflow() -> None:
+        """A gradient that leaves float32 there: no pole tells that rounding is not to blame, the whole pass does."""
+        first = next(m for m in model.modules() if isinstance(m, torch.nn.Embedding))
+        hook = first.register_forward_hook(lambda *a: a[2] + (a[2] - a[2].detach()) * 1e37 * 1e37)
+        assert nanproof.locate(lambda: model(x, y), model=model).verified
+        hook.remove()
+
     def hooked() -> None:
         found: list[bool] = []
         hooks = [m.register_forward_hook(lambda *a: found.append(bool(a[2].isfinite().all()))) for m in model.modules()]
@@ -54,10 +68,20 @@ def report() -> str:
     before = peak_mb()
     forward()
     backward()
+    deep()
+    overflow()
     memory = peak_mb() / before
-    variants = {"plain": timed(plain), "forward": timed(forward), "backward": timed(backward), "hooked": timed(hooked)}
-    times = interleave(variants, seconds=40, warmup=1, least=12)
-    fore, back, hooks = (ratio(times, name, "plain") for name in ("forward", "backward", "hooked"))
+    work = {
+        "plain": plain,
+        "forward": forward,
+        "backward": backward,
+        "deep": deep,
+        "overflow": overflow,
+        "hooked": hooked,
+    }
+    variants = {name: timed(each) for name, each in work.items()}
+    times = interleave(variants, seconds=50, warmup=1, least=12)
+    fore, back, first, over, hooks = (ratio(times, name, "plain") for name in list(work)[1:])
     fits = "reached" if memory <= MEMORY else "not reached"
     return "\n".join(
         [
@@ -67,6 +91,10 @@ def report() -> str:
             f" {fore.verdict(FORWARD)} |",
             f"| a backward fault: located, in float64, proved | a plain step | {back.show('{:.2f}')} | ≤ {BACKWARD:g} |"
             f" {back.verdict(BACKWARD)} |",
+            f"| a backward fault in the first layer | a plain step | {first.show('{:.2f}')} | ≤ {BACKWARD:g} |"
+            f" {first.verdict(BACKWARD)} |",
+            f"| an overflow in the gradient of the first layer | a plain step | {over.show('{:.2f}')} |"
+            f" ≤ {BACKWARD:g} | {over.verdict(BACKWARD)} |",
             f"| peak memory of the process | training alone | {memory:.2f} | ≤ {MEMORY:g} | {fits} |",
             f"| forward hooks with isfinite, always on | a plain step | {hooks.show('{:.2f}')} | | |",
         ]

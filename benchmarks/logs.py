@@ -51,11 +51,19 @@ def write_jsonl(path: Path, size: int) -> int:
             rows = []
             for step in range(lines, lines + 10_000):
                 loss = math.nan if step % 100_000 == 777 else 2 + math.exp(-step / 1e5) + step % 97 / 1e3
-                rows.append(json.dumps({
-                    "step": step, "loss": loss, "grad_norm": 1 + step % 13 / 10,
-                    "learning_rate": 1e-4 * 0.999 ** (step % 5000),
-                    "epoch": step / 5000, "loss_scale": 65536.0, "tokens_per_second": 12345.6 + step % 7,
-                }))  # fmt: skip
+                rows.append(
+                    json.dumps(
+                        {
+                            "step": step,
+                            "loss": loss,
+                            "grad_norm": 1 + step % 13 / 10,
+                            "learning_rate": 1e-4 * 0.999 ** (step % 5000),
+                            "epoch": step / 5000,
+                            "loss_scale": 65536.0,
+                            "tokens_per_second": 12345.6 + step % 7,
+                        }
+                    )
+                )
             written += file.write(("\n".join(rows) + "\n").encode())
             lines += len(rows)
     return lines

@@ -23,7 +23,7 @@ from nanproof.files import write_atomic
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
 OTHER_PAGES = {"scan": PAGE.with_name("scan.md"), "run_cost": PAGE.with_name("run.md")}
-BENCHMARKS = ("guard", "locate", "heal", "scan", "lint", "logs", "run_cost", "watch", "start", "growth")
+BENCHMARKS = ("guard", "locate", "heal", "scan", "remote", "lint", "logs", "run_cost", "watch", "start", "growth")
 
 
 def machine(packages: tuple[str, ...]) -> str:

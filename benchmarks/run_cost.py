@@ -90,9 +90,16 @@ def train_trainer(guarded: bool, folder: str) -> None:
 
         callbacks.append(GuardCallback(run_dir=Path(folder, "run")))
     arguments = TrainingArguments(
-        output_dir=folder, per_device_train_batch_size=BATCH, max_steps=5_000, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy="no", logging_strategy="no", max_grad_norm=FULL.max_norm,
-    )  # fmt: skip
+        output_dir=folder,
+        per_device_train_batch_size=BATCH,
+        max_steps=5_000,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+        max_grad_norm=FULL.max_norm,
+    )
     next(wait)
     Trainer(
         model=GPT2LMHeadModel(config), args=arguments, train_dataset=Tokens(), callbacks=[*callbacks, Clock()]
@@ -106,9 +113,13 @@ class Worker:
         here = Path(__file__)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)}
         self._process = subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=environment,
-        )  # fmt: skip
+        )
         self.clock: list[float] = []
         """The seconds by the clock of all its steps."""
 

@@ -10,11 +10,13 @@ from measure import interleave, ratio
 
 PACKAGES = ("click", "numpy")
 COMMANDS = {
-    "python": ("-c", "pass"), "--help": ("-m", "nanproof", "--help"),
+    "python": ("-c", "pass"),
+    "--help": ("-m", "nanproof", "--help"),
     "lint --help": ("-m", "nanproof", "lint", "--help"),
-    "explain fp16": ("-m", "nanproof", "explain", "fp16"), "import numpy": ("-c", "import numpy"),
+    "explain fp16": ("-m", "nanproof", "explain", "fp16"),
+    "import numpy": ("-c", "import numpy"),
     "import torch": ("-c", "import torch"),
-}  # fmt: skip
+}
 
 
 def spent(*words: str) -> float:

@@ -114,9 +114,16 @@ def draw_shapes(n: int, noise: float) -> tuple[Tensor, Tensor]:
 def image(batch: int = 32, noise: float = 0.3, flipped: float = 0.0) -> Task:
     """Classification with BatchNorm; ``flipped`` is the share of wrong labels."""
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(576, 4),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(576, 4),
+    )
 
     def loss(step: int) -> Tensor:
         x, y = draw_shapes(batch, noise)

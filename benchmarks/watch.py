@@ -27,9 +27,16 @@ from nanproof.watch.server import PAGE, page_file
 PACKAGES = ("starlette", "uvicorn", "selenium")
 STEPS = 1_000_000
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-quic", "--window-size=1400,900",
-)  # fmt: skip
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--window-size=1400,900",
+)
 PAINT = "return document.body.dataset.ready == 'yes'"
 # Draws as often as the browser lets it, moving the view a little each time, and counts the frames.
 PAN = """

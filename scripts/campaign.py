@@ -28,9 +28,13 @@ PER_SEED = {"checkpoint": 10, "log": 4, "config": 3, "code": 3, "request": 1}
 PORTION = 2000
 """So many at a time; a new portion has a new seed."""
 LAYOUTS = {
-    "single": "one process", "ddp": "DDP, two ranks", "nested": "DDP inside another module, two ranks",
-    "fsdp2": "FSDP2, two ranks", "hsdp": "HSDP, two replicas", "pipeline": "pipeline of two stages, 1F1B",
-}  # fmt: skip
+    "single": "one process",
+    "ddp": "DDP, two ranks",
+    "nested": "DDP inside another module, two ranks",
+    "fsdp2": "FSDP2, two ranks",
+    "hsdp": "HSDP, two replicas",
+    "pipeline": "pipeline of two stages, 1F1B",
+}
 
 
 assert set(LAYOUTS) == set(numeric.LAYOUTS)
@@ -177,11 +181,21 @@ def main() -> int:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         disks, torn = interrupt_all(pool, options.seeds)
         pieces, wrong = feed_all(pool, options.seeds)
-    text = "\n".join([
-        "| faults in training | trials | faults | failed |", "|---|---|---|---|", *numbers, "",
-        "| interrupted writes | operations | attempts | failed |", "|---|---|---|---|", *disks, "",
-        "| malformed | opened | crashes | executions | false clean |", "|---|---|---|---|---|", *pieces,
-    ])  # fmt: skip
+    text = "\n".join(
+        [
+            "| faults in training | trials | faults | failed |",
+            "|---|---|---|---|",
+            *numbers,
+            "",
+            "| interrupted writes | operations | attempts | failed |",
+            "|---|---|---|---|",
+            *disks,
+            "",
+            "| malformed | opened | crashes | executions | false clean |",
+            "|---|---|---|---|---|",
+            *pieces,
+        ]
+    )
     print(f"\n{text}\n\n{time.monotonic() - start:.0f} s")
     write_table("reliability.md", "chaos", text, ("torch",))
     return int(bool(broken or torn or wrong))

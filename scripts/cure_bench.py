@@ -52,11 +52,16 @@ class Measured:
             )
             outcome = search.run()
             told: dict[str, object] = {
-                "answer": outcome.answer, "died_at": outcome.died_at, "winner": outcome.winner, "cures": outcome.cures,
-                "values": outcome.line.values if outcome.line else "", "trials": outcome.trials,
-                "seconds": outcome.seconds, "told": outcome.told,
+                "answer": outcome.answer,
+                "died_at": outcome.died_at,
+                "winner": outcome.winner,
+                "cures": outcome.cures,
+                "values": outcome.line.values if outcome.line else "",
+                "trials": outcome.trials,
+                "seconds": outcome.seconds,
+                "told": outcome.told,
                 "target": outcome.line.metrics[0].target if outcome.line and outcome.line.metrics else None,
-            }  # fmt: skip
+            }
             if outcome.answer == "cured" and outcome.line is not None:
                 runs = self._on(outcome.line.change, NEW_SEEDS)
                 told["new_seeds"] = [r.metric.value if r.metric else None for r in runs]
@@ -84,12 +89,14 @@ class Measured:
                 good.append(change.name)
         lr = [c.name for c in singles if c.kind == "learning rate" and own[c.name] == "cured"]
         return {
-            "singles": own, "passing": [c.name for c in passing], "good": good,
+            "singles": own,
+            "passing": [c.name for c in passing],
+            "good": good,
             # in a random order the first that passes is any of the passing ones alike
             "random": len(good) / len(passing) if passing else 0.0,
             "random_trials": (len(singles) + 1) / (len(passing) + 1) if passing else len(singles),
             "lr_only": bool(lr) and lr[0] in good,
-        }  # fmt: skip
+        }
 
 
 def _indented(text: str) -> None:
@@ -155,8 +162,10 @@ def table_of_programs(results: Path) -> list[str]:
     lines = [
         "| program | set | dies at | answer | cure, or the best | metric on 3 seeds | new seeds | random order |"
         " lr only |",
-        "|---|---|---|---|---|---|---|---|---|", *rows, "",
-    ]  # fmt: skip
+        "|---|---|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
     for split, (cured, random, lr, false, count) in sums.items():
         what = "tuned on" if split == "tune" else "not tuned on"
         lines.append(f"- {what}: **{cured} of {count} cured**, {false} false; random order {random:.1f}, lr only {lr}.")

@@ -82,8 +82,12 @@ def pipeline() -> None:
 
     rank = start()
     torch.manual_seed(0)
-    parts = [nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Sequential(nn.Linear(16, 16), nn.ReLU()),
-             nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 2)]  # fmt: skip
+    parts = [
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU()),
+        nn.Sequential(nn.Linear(16, 16), nn.ReLU()),
+        nn.Sequential(nn.Linear(16, 16), nn.ReLU()),
+        nn.Linear(16, 2),
+    ]
     if "interleaved" in SETTINGS:
         mine = [parts[rank], parts[rank + 2]]
         stages = [PipelineStage(p, rank + 2 * i, 4, torch.device("cpu")) for i, p in enumerate(mine)]
@@ -221,10 +225,18 @@ def lightning() -> None:
     dealt = torch.utils.data.DistributedSampler(rows, num_replicas=2, rank=int(os.environ["RANK"]), shuffle=False)
     loader = torch.utils.data.DataLoader(rows, batch_size=data.SIZE, sampler=dealt)
     trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=None if sharded else 1.0,
-        log_every_n_steps=1, use_distributed_sampler=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=None if sharded else 1.0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,
+    )
     trainer.fit(module, loader)
     data.report(module.state_dict())
 
@@ -262,23 +274,45 @@ def trl() -> None:
     raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
         chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}",
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                    num_attention_heads=2, max_position_embeddings=64, pad_token_id=0, eos_token_id=1)
-    )  # fmt: skip
+        LlamaConfig(
+            vocab_size=len(words),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # the samples of each step are dealt to the ranks in turn; the last rank gets the bad one
     numbers = [i for i in range(data.BATCHES * world) if data.mode == "bad" or i // world != data.BAD]
     common = {
-        "output_dir": "out", "per_device_train_batch_size": 1, "max_steps": len(numbers) // world, "report_to": [],
-        "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2,
-        "shuffle_dataset": False, "train_sampling_strategy": "sequential", "lr_scheduler_type": "constant",
-        "bf16": False, "dataloader_pin_memory": False, "gradient_checkpointing": False,
-    }  # fmt: skip
+        "output_dir": "out",
+        "per_device_train_batch_size": 1,
+        "max_steps": len(numbers) // world,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "shuffle_dataset": False,
+        "train_sampling_strategy": "sequential",
+        "lr_scheduler_type": "constant",
+        "bf16": False,
+        "dataloader_pin_memory": False,
+        "gradient_checkpointing": False,
+    }
     guilty = data.BAD * world + world - 1
     text = [" ".join(chr(97 + (i + j) % 25) for j in range(6)) + (" z" if i == guilty else "") for i in numbers]
     embedding = model.get_input_embeddings()
@@ -293,8 +327,9 @@ def trl() -> None:
 
         embedding.register_forward_hook(spoil)
         rows = datasets.Dataset.from_dict({"text": text})
-        trainer: Any = SFTTrainer(model, args=_fitting(SFTConfig, common | {"max_length": 16}), train_dataset=rows,
-                                  processing_class=tokenizer)  # fmt: skip
+        trainer: Any = SFTTrainer(
+            model, args=_fitting(SFTConfig, common | {"max_length": 16}), train_dataset=rows, processing_class=tokenizer
+        )
     elif kind == "dpo":
         from trl import DPOConfig, DPOTrainer
 
@@ -302,9 +337,13 @@ def trl() -> None:
         rows = datasets.Dataset.from_dict(
             {"prompt": text, "chosen": [" b c"] * len(text), "rejected": [" d e"] * len(text)}
         )
-        trainer = DPOTrainer(model, ref_model=copy.deepcopy(model),
-                             args=_fitting(DPOConfig, common | {"max_length": 24}), train_dataset=rows,
-                             processing_class=tokenizer)  # fmt: skip
+        trainer = DPOTrainer(
+            model,
+            ref_model=copy.deepcopy(model),
+            args=_fitting(DPOConfig, common | {"max_length": 24}),
+            train_dataset=rows,
+            processing_class=tokenizer,
+        )
     else:
         from trl import GRPOConfig, GRPOTrainer
 
@@ -315,8 +354,13 @@ def trl() -> None:
 
         rows = datasets.Dataset.from_dict({"prompt": text})
         more = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 4, "beta": 0.0}
-        trainer = GRPOTrainer(model, reward_funcs=reward, args=_fitting(GRPOConfig, common | more), train_dataset=rows,
-                              processing_class=tokenizer)  # fmt: skip
+        trainer = GRPOTrainer(
+            model,
+            reward_funcs=reward,
+            args=_fitting(GRPOConfig, common | more),
+            train_dataset=rows,
+            processing_class=tokenizer,
+        )
     trainer.train()
     data.report(model.state_dict())
 
@@ -340,10 +384,12 @@ def deepspeed() -> None:
     deepspeed.init_distributed("gloo")
     stage, precision = int(SETTINGS[0]), SETTINGS[1]
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": data.SIZE, "gradient_clipping": 1.0, "steps_per_print": 10_000,
+        "train_micro_batch_size_per_gpu": data.SIZE,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 10_000,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "zero_optimization": {"stage": stage},
-    }  # fmt: skip
+    }
     if precision == "fp16":  # few CPUs have kernels for it, so DeepSpeed refuses; torch has them all the same
         config["fp16"] = {"enabled": True, "initial_scale_power": 8}
         deepspeed.get_accelerator().is_fp16_supported = lambda: True
@@ -431,9 +477,14 @@ def composer() -> None:
     loader = torch.utils.data.DataLoader(rows, batch_size=data.SIZE, sampler=sampler)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     Trainer(
-        model=model, optimizers=optimizer, train_dataloader=loader, max_duration="1ep", device="cpu",
-        progress_bar=False, log_to_console=False,
-    ).fit()  # fmt: skip
+        model=model,
+        optimizers=optimizer,
+        train_dataloader=loader,
+        max_duration="1ep",
+        device="cpu",
+        progress_bar=False,
+        log_to_console=False,
+    ).fit()
     data.report(model.state_dict())
 
 
@@ -457,9 +508,15 @@ def skorch() -> None:
     xs, ys = zip(*data.batches(rank), strict=True)
     net = NeuralNetClassifier(
         nn.parallel.DistributedDataParallel(data.make_model(norm=True)),
-        criterion=nn.CrossEntropyLoss, optimizer=torch.optim.AdamW, lr=1e-2, max_epochs=1,
-        batch_size=data.SIZE, train_split=None, verbose=0, iterator_train__shuffle=False,
-    )  # fmt: skip
+        criterion=nn.CrossEntropyLoss,
+        optimizer=torch.optim.AdamW,
+        lr=1e-2,
+        max_epochs=1,
+        batch_size=data.SIZE,
+        train_split=None,
+        verbose=0,
+        iterator_train__shuffle=False,
+    )
     net.fit(torch.cat(xs).numpy(), torch.cat(ys).numpy())
     data.report(net.module_.state_dict())
 
@@ -513,10 +570,11 @@ def ray() -> None:
     results = Path(f"results-{data.mode}-{int(guarded)}.txt").resolve()  # what workers print may come late, or never
     results.write_text("")
     TorchTrainer(
-        loop, train_loop_config={"mode": data.mode, "here": here, "results": str(results)},
+        loop,
+        train_loop_config={"mode": data.mode, "here": here, "results": str(results)},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=str(results.with_name("ray-results"))),
-    ).fit()  # fmt: skip
+    ).fit()
     print(results.read_text(), flush=True)
 
 

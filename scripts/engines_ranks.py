@@ -42,9 +42,15 @@ def run(job: dict[str, Any]) -> list[int]:
     for rank in range(job["world"]):
         number, size = str(rank), str(job["world"])
         launched = {
-            "RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "NODE_RANK": "0",
-            "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        }  # fmt: skip
+            "RANK": number,
+            "LOCAL_RANK": number,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "NODE_RANK": "0",
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         child = os.fork()
         if not child:
             be(job, output, launched if job["launched"] else {})

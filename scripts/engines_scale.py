@@ -145,12 +145,15 @@ def main() -> int:
     tables = {
         "counted": [
             "| ranks | collectives: bare | guarded | bytes added per step | more in a bad step | bytes of those |",
-            "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in counted),
+            "|---|---|---|---|---|---|",
+            *(f"| {' | '.join(row)} |" for row in counted),
         ],
         "timed": [
-            "| processes | median, ms |", "|---|---|", *(f"| {' | '.join(row)} |" for row in timed),
+            "| processes | median, ms |",
+            "|---|---|",
+            *(f"| {' | '.join(row)} |" for row in timed),
         ],
-    }  # fmt: skip
+    }
     page = PAGE.read_text()
     for name, lines in tables.items():
         print("\n".join(lines))

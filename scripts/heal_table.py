@@ -78,8 +78,9 @@ def train(case: Case, seed: int, option: str, place: Path) -> Ended:
     return Ended(
         result=read_result(place / name) if (place / name / NAME).exists() else None,
         lost=guarded["steps"] - guarded.get("updates", 0) + actions.get("rollback", 0),
-        islands=tuple(r["path"] for r in repairs), share=sum(r["share"] for r in repairs),
-    )  # fmt: skip
+        islands=tuple(r["path"] for r in repairs),
+        share=sum(r["share"] for r in repairs),
+    )
 
 
 def make_row(case: str, way: str, ended: list[Ended]) -> str:

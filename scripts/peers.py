@@ -36,10 +36,17 @@ GUARD: dict[str, Any] = {"policy": Policy(spike_window=16)}
 """The one option that is not the default: runs of 24 steps are over before the usual window is full."""
 HEALTHY, NAN_LOSS, NAN_GRAD, INF_GRAD, SPIKE, HUGE, NAN_INPUT = range(7)
 FAULTS = {
-    "NaN loss": NAN_LOSS, "NaN gradient": NAN_GRAD, "Inf gradient": INF_GRAD, "finite spike": SPIKE,
-    "huge finite gradient": HUGE, "bad micro-batch": NAN_LOSS, "fault on one rank": NAN_LOSS,
-    "BatchNorm poison": NAN_INPUT, "NaN for 200 steps": NAN_LOSS, "bad checkpoint on resume": HEALTHY,
-}  # fmt: skip
+    "NaN loss": NAN_LOSS,
+    "NaN gradient": NAN_GRAD,
+    "Inf gradient": INF_GRAD,
+    "finite spike": SPIKE,
+    "huge finite gradient": HUGE,
+    "bad micro-batch": NAN_LOSS,
+    "fault on one rank": NAN_LOSS,
+    "BatchNorm poison": NAN_INPUT,
+    "NaN for 200 steps": NAN_LOSS,
+    "bad checkpoint on resume": HEALTHY,
+}
 Samples = list[tuple[Tensor, int, int]]
 State = dict[str, Tensor]
 
@@ -108,8 +115,10 @@ def samples_of(fault: str, *, shown: bool) -> Samples:
         return found
     times = 200 if fault == "NaN for 200 steps" else 1
     # a window of micro-batches, or one batch for each rank, of which only the last is bad
-    bad = [(x.flip(0), y, FAULTS[fault] if i >= (windows - 1) * BATCH else HEALTHY)
-           for i, (x, y, _) in enumerate(found[: windows * BATCH])]  # fmt: skip
+    bad = [
+        (x.flip(0), y, FAULTS[fault] if i >= (windows - 1) * BATCH else HEALTHY)
+        for i, (x, y, _) in enumerate(found[: windows * BATCH])
+    ]
     at = WHERE * windows * BATCH
     return found[:at] + bad * times + found[at:]
 
@@ -191,11 +200,24 @@ def train_hf(samples: Samples, guarded: bool, accumulate: int, folder: Path, res
 
     model = Net()
     arguments = TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=BATCH, num_train_epochs=1, learning_rate=1e-2,
-        lr_scheduler_type="constant", gradient_accumulation_steps=accumulate, max_grad_norm=1.0, use_cpu=True, seed=0,
-        report_to=[], disable_tqdm=True, logging_strategy="no", remove_unused_columns=False, save_strategy="steps",
-        save_steps=10 if folder.name == "checkpoints" else 10_000, weight_decay=0.0, label_names=["labels"],
-    )  # fmt: skip
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        num_train_epochs=1,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        gradient_accumulation_steps=accumulate,
+        max_grad_norm=1.0,
+        use_cpu=True,
+        seed=0,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        remove_unused_columns=False,
+        save_strategy="steps",
+        save_steps=10 if folder.name == "checkpoints" else 10_000,
+        weight_decay=0.0,
+        label_names=["labels"],
+    )
     trainer = InOrder(
         model=model, args=arguments, train_dataset=Data(samples), callbacks=[GuardCallback(**GUARD)] if guarded else []
     )
@@ -228,10 +250,19 @@ def train_lightning(samples: Samples, guarded: bool, accumulate: int, folder: Pa
         callbacks.append(ModelCheckpoint(folder, "{step}", every_n_train_steps=10, save_top_k=-1))
     several = "RANK" in os.environ
     trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", devices=2 if several else 1, strategy="ddp" if several else "auto",
-        accumulate_grad_batches=accumulate, gradient_clip_val=1.0, logger=False, enable_checkpointing=saving,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=callbacks,
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        devices=2 if several else 1,
+        strategy="ddp" if several else "auto",
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=saving,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+    )
     newest = max(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime) if resume else None
     trainer.fit(module, loader_of(samples), ckpt_path=newest, weights_only=False)
     return module.model.state_dict()
@@ -239,8 +270,11 @@ def train_lightning(samples: Samples, guarded: bool, accumulate: int, folder: Pa
 
 Train = Callable[[Samples, bool, int, Path, bool], State]
 LOOPS: dict[str, Train] = {
-    "plain loop": train_plain, "GradScaler loop": train_scaled, "HF Trainer": train_hf, "Lightning": train_lightning,
-}  # fmt: skip
+    "plain loop": train_plain,
+    "GradScaler loop": train_scaled,
+    "HF Trainer": train_hf,
+    "Lightning": train_lightning,
+}
 
 
 # --- the score ------------------------------------------------------------------------------------------------------
@@ -326,9 +360,18 @@ def on_two_ranks(loop: str, fault: str) -> list[str]:
     """The same under torchrun; both ranks must come to the same score."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__,
-            "--rank", loop, fault, folder,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            __file__,
+            "--rank",
+            loop,
+            fault,
+            folder,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         told = [json.loads(p.read_text()) for p in sorted(Path(folder).glob("*.json"))]
     assert len(told) == 2, done.stderr[-3000:]

@@ -62,9 +62,11 @@ for step, x in enumerate(torch.utils.data.DataLoader(data, batch_size=32)):
         print(json.dumps({"step": step, "loss": loss.item(), "lr": args.lr}), file=log, flush=True)
 """
 GUARDED = ("-m", "nanproof", "run", "--quiet", "--set", "watch.modules=*", "--set", "watch.params=*.weight")
-RUNS = ((*GUARDED, "--run-dir", "runs/slow", "train.py", "--lr", "1e-3"),
-        (*GUARDED, "--run-dir", "runs/guarded", "train.py", "--lr", "3e-3"),
-        ("train.py", "--lr", "3e-3", "--log", "runs/unguarded/log.jsonl"))  # fmt: skip
+RUNS = (
+    (*GUARDED, "--run-dir", "runs/slow", "train.py", "--lr", "1e-3"),
+    (*GUARDED, "--run-dir", "runs/guarded", "train.py", "--lr", "3e-3"),
+    ("train.py", "--lr", "3e-3", "--log", "runs/unguarded/log.jsonl"),
+)
 
 
 def train(folder: Path) -> None:
@@ -126,11 +128,13 @@ def main() -> None:
     photograph(
         folder / "runs.html",
         {
-            "watch": (1400, 1000, False, ""), "watch-dark": (1100, 900, True, ""), "watch-phone": (390, 844, False, ""),
+            "watch": (1400, 1000, False, ""),
+            "watch-dark": (1100, 900, True, ""),
+            "watch-phone": (390, 844, False, ""),
             "incident": (1100, 1000, False, click),
             "layers": (1400, 700, False, "document.getElementById('layers').scrollIntoView()"),
         },
-    )  # fmt: skip
+    )
     terminal(["runs"])
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -110,9 +110,16 @@ def train_all(case: Case, folder: Path, seeds: list[int], variants: Sequence[str
             steps = 3 if (case.name, variant) == ("lora-sft", "original") else cfg.training.steps  # dead at once
             torch.manual_seed(seed)
             job = Job(
-                case=case.name, config=variant, cfg=cfg, seed=seed, steps=steps, device=cpu, out=out, resume=None,
+                case=case.name,
+                config=variant,
+                cfg=cfg,
+                seed=seed,
+                steps=steps,
+                device=cpu,
+                out=out,
+                resume=None,
                 ranks=Ranks(cpu),
-            )  # fmt: skip
+            )
             with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(NonFiniteError):
                 program.train(job)
             if case.name == "lora-sft":

@@ -244,8 +244,12 @@ START, STOP = "<!-- reliability: written by scripts/score_diagnose.py -->", "<!-
 
 
 def _write(page: Path, tables: list[tuple[str, list[Case]]], reliability: list[str]) -> None:
-    lines = [START, "", "| set | cases | top-1 | top-3 with evidence | strong | likely | random | most common |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        START,
+        "",
+        "| set | cases | top-1 | top-3 with evidence | strong | likely | random | most common |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for label, cases in tables:
         by: dict[str, list[Case]] = defaultdict(list)
         for case in cases:

@@ -6,8 +6,9 @@ for the first time, and whether the finding is shown today). `--docs` writes the
 `--repos FOLDER` lints checkouts named `owner+name`, compares with the judgments, and writes the last column.
 
 A line that must be reported ends with ``# error: NP301`` (several codes: ``# error: NP301, NP105``); any other finding
-is a false alarm. ``# miss: NP301`` marks a mistake that the rule knowingly does not find: it counts against recall. A
-fixture is linted by all rules that are on by default, and by the rule that its name begins with.
+is a false alarm. ``# info: NP201`` marks what only ``--info`` shows, and ``# miss: NP301`` a mistake that the rule
+knowingly does not find: both count against recall. A fixture is linted by all rules that are on by default, and by the
+rule that its name begins with; infos without a mark are not looked at.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nanproof.linting.engine import Linter
 from nanproof.linting.settings import Settings, choose_rules
 
 FOLDER = Path(__file__).parent.parent / "tests" / "linting" / "fixtures"
-_MARK = re.compile(r"#\s*(error|miss):\s*(NP\d{3}(?:\s*,\s*NP\d{3})*)")
+_MARK = re.compile(r"#\s*(error|info|miss):\s*(NP\d{3}(?:\s*,\s*NP\d{3})*)")
 
 Place = tuple[str, int]
 Place4 = tuple[str, str, int, str]
@@ -83,21 +84,28 @@ def score(path: Path) -> Score:
     rules = {r.code: r for r in choose_rules([], [])}
     rules |= {r.code: r for r in choose_rules(["ALL"], []) if r.code == own}
     linter = Linter([], tuple(rules.values()), Settings(info=True))
-    found = {(p.finding.code, p.finding.line) for p in linter.data(Path(path.name), path.read_bytes()).problems}
-    wanted = {(code, line) for line, codes in marks(text).items() for code in codes}
-    known = {(code, line) for line, codes in marks(text, "miss").items() for code in codes}
+    findings = [p.finding for p in linter.data(Path(path.name), path.read_bytes()).problems]
+    found = {(f.code, f.line) for f in findings if not f.info}
+    infos = {(f.code, f.line) for f in findings if f.info}
+    wanted, possible, known = (
+        {(code, line) for line, codes in marks(text, kind).items() for code in codes}
+        for kind in ("error", "info", "miss")
+    )
     return Score(
-        right=frozenset(found & wanted), false=frozenset(found - wanted), missed=frozenset(wanted - found),
-        known=frozenset(known - found),
-    )  # fmt: skip
+        right=frozenset(found & wanted),
+        false=frozenset(found - wanted),
+        missed=frozenset((wanted - found) | (possible - infos)),
+        known=frozenset((known - found) | (possible & infos)),
+    )
 
 
 def total(paths: Sequence[Path]) -> Total:
     scores = [score(p) for p in paths]
     return Total(
-        sum(len(s.right) for s in scores), sum(len(s.false) for s in scores),
+        sum(len(s.right) for s in scores),
+        sum(len(s.false) for s in scores),
         sum(len(s.missed) + len(s.known) for s in scores),
-    )  # fmt: skip
+    )
 
 
 JUDGED = FOLDER.parent / "judged.tsv"
@@ -139,7 +147,7 @@ def table(found: Sequence[Judgment]) -> list[str]:
     for code in rules:
         lines.append(_row(code, [j for j in shown if j.rule == code], "on" if code in default else "off"))
     lines.append(_row("all of these that are on", [j for j in shown if j.rule in default], ""))
-    for name in sorted({j.round for j in found if j.round.startswith("round")}):
+    for name in sorted({j.round for j in found if j.round.startswith("round")}, key=lambda r: int(r[5:])):
         own = [j for j in found if j.round == name]
         lines.append(_row(f"{name}, {len({j.repo for j in own})} repositories with findings, at first sight", own, ""))
     return lines
@@ -180,9 +188,10 @@ def score_repos(folder: Path) -> None:
     new = [k for k, state in today.items() if state == "shown" and k not in known]
     kept = [
         replace(j, today=today.get((j.repo, j.path, j.line, j.rule), "gone"))
-        if (folder / j.repo.replace("/", "+")).is_dir() else j
+        if (folder / j.repo.replace("/", "+")).is_dir()
+        else j
         for j in found
-    ]  # fmt: skip
+    ]
     JUDGED.write_text("\n".join([HEAD, *("\t".join(map(str, astuple(j))) for j in kept)]) + "\n", encoding="utf-8")
     print("\n".join(table(kept)))
     print(f"{len(new)} shown and not judged:", *sorted(new), sep="\n    ")
@@ -201,15 +210,19 @@ def main(arguments: list[str]) -> int:
     paths = [Path(a) for a in arguments] or fixtures()
     for path in paths:
         result = score(path)
-        print(f"{path.stem:<40} right {len(result.right):>3}  false {len(result.false):>2}  "
-              f"missed {len(result.missed):>2}  known misses {len(result.known):>2}")  # fmt: skip
+        print(
+            f"{path.stem:<40} right {len(result.right):>3}  false {len(result.false):>2}  "
+            f"missed {len(result.missed):>2}  known misses {len(result.known):>2}"
+        )
         for code, line in sorted(result.false, key=lambda p: p[1]):
             print(f"    {path.name}:{line}: {code} is reported, but not marked")
         for code, line in sorted(result.missed, key=lambda p: p[1]):
             print(f"    {path.name}:{line}: {code} is marked, but not reported")
     sums = total(paths)
-    print(f"{len(paths)} files: precision {sums.precision:.3f}, recall {sums.recall:.3f} "
-          f"({sums.right} right, {sums.false} false, {sums.missed} missed, recorded misses included)")  # fmt: skip
+    print(
+        f"{len(paths)} files: precision {sums.precision:.3f}, recall {sums.recall:.3f} "
+        f"({sums.right} right, {sums.false} false, {sums.missed} missed, recorded misses included)"
+    )
     return 0
 
 

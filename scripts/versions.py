@@ -32,9 +32,20 @@ VERSIONS = ("2.7.0", "2.10.0", "2.15.0")
 """The oldest that pyproject.toml claims, one between, and the newest."""
 ROOMS = ("ops", "guard", "locating", "run", "checkpoint")
 TESTS_NEED = (
-    "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "jsonschema", "filelock", "setuptools<82",
-    "tensorboard", "wandb", "mlflow-skinny", "sqlalchemy", "alembic", "trackio",  # that the guard writes to
-)  # fmt: skip
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "jsonschema",
+    "filelock",
+    "setuptools<82",
+    "tensorboard",
+    "wandb",
+    "mlflow-skinny",
+    "sqlalchemy",
+    "alembic",
+    "trackio",  # that the guard writes to
+)
 FREE = re.compile(r"^(torch|triton|nvidia|sympy|setuptools|lightning|pytorch)", re.IGNORECASE)
 """Pinned for the version that nanproof is developed with; another torch brings its own."""
 ABOUT = """

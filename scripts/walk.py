@@ -13,18 +13,22 @@ PACKAGE = ROOT / "src" / "nanproof"
 
 HOPS = (
     ("guard/guard.py", "Guard.step", "A loop hands over its closure: forward pass and loss."),
-    ("guard/guard.py", "Guard._begin_pass", "Before the closure runs, a step is opened, or a micro-batch of one."),
+    ("guard/own_loop.py", "OwnLoop._begin_pass", "Before the closure runs, a step is opened, or a micro-batch of one."),
     (
         "guard/engine.py",
         "Engine.begin",
         "`begin` makes the `OpenStep` and captures what a veto must put back: random states and buffers.",
     ),
     (
-        "guard/guard.py",
-        "Guard._backward",
+        "guard/own_loop.py",
+        "OwnLoop._backward",
         "The closure's result becomes losses (`losses.py`), the step sees them, and backward runs on every rank.",
     ),
-    ("guard/guard.py", "Guard._settle", "The window is full: the rest of the step, top to bottom, in one function."),
+    (
+        "guard/own_loop.py",
+        "OwnLoop._settle",
+        "The window is full: the rest of the step, top to bottom.",
+    ),
     (
         "guard/engine.py",
         "Engine.judge",
@@ -37,8 +41,8 @@ HOPS = (
     ),
     ("guard/judge.py", "judge", "A pure function says what the numbers mean: good, non-finite, or a spike."),
     (
-        "guard/engine.py",
-        "Engine._examine",
+        "guard/answer.py",
+        "Answers.answer",
         "Only for a bad step: look closely, rerun, decide, locate, record, and put everything back.",
     ),
     ("guard/policy.py", "decide", "A pure function answers: commit, skip, rerun, roll back, restore, or stop."),

@@ -13,9 +13,26 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "nanproof"
 MODULES = sorted(SRC.rglob("*.py"))
 BASE = {
-    "records", "errors", "floats", "files", "text", "schema", "topics", "journal", "collector", "tensors", "rng",
-    "captured", "losses", "location", "jsonform", "cards", "launch", "plugins", "forecast",
-}  # fmt: skip
+    "records",
+    "errors",
+    "floats",
+    "files",
+    "text",
+    "schema",
+    "topics",
+    "journal",
+    "collector",
+    "tensors",
+    "rng",
+    "captured",
+    "losses",
+    "location",
+    "jsonform",
+    "cards",
+    "launch",
+    "plugins",
+    "forecast",
+}
 
 # room: the other rooms that it may import (the base is open to all; cli may import everything)
 ARROWS: dict[str, set[str]] = {
@@ -119,10 +136,34 @@ def test_light_paths_do_not_load_torch(code: str) -> None:
 
 
 WRITERS = {
-    "write_text", "write_bytes", "mkdir", "makedirs", "unlink", "rename", "replace_file", "rmtree", "rmdir", "touch",
-    "symlink_to", "save_file", "savez", "tofile", "copyfile", "copytree", "copy2", "truncate", "ftruncate", "mkstemp",
-    "mkdtemp", "NamedTemporaryFile", "TemporaryDirectory", "O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC",
-}  # fmt: skip
+    "write_text",
+    "write_bytes",
+    "mkdir",
+    "makedirs",
+    "unlink",
+    "rename",
+    "replace_file",
+    "rmtree",
+    "rmdir",
+    "touch",
+    "symlink_to",
+    "save_file",
+    "savez",
+    "tofile",
+    "copyfile",
+    "copytree",
+    "copy2",
+    "truncate",
+    "ftruncate",
+    "mkstemp",
+    "mkdtemp",
+    "NamedTemporaryFile",
+    "TemporaryDirectory",
+    "O_WRONLY",
+    "O_RDWR",
+    "O_CREAT",
+    "O_TRUNC",
+}
 
 
 def writes(path: Path) -> Iterator[str]:

@@ -74,8 +74,8 @@ def test_verbs_and_options_named_in_the_text_exist(page: Path) -> None:
         assert command is not None
         known = {"--help", "-h"} | {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
         own = words[1 : words.index("--")] if "--" in words else words[1:]  # after -- comes a command of the user's
-        if words[0] in ("run", "smoke"):  # what comes after a script belongs to the script
-            own = own[: next((i for i, w in enumerate(own) if w.endswith(".py")), len(own))]
+        if words[0] in ("run", "smoke"):  # what comes after a script or -m MODULE belongs to the script
+            own = own[: next((i for i, w in enumerate(own) if w.endswith(".py") or w == "-m"), len(own))]
         wrong += [f"{words[0]} has no {w}" for w in own if w.startswith("--") and w.split("=")[0] not in known]
     assert wrong == []
 

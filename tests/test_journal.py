@@ -321,9 +321,18 @@ def test_a_link_in_place_of_the_journal_leads_nowhere(tmp_path: Path, link: str)
 
 @pytest.mark.parametrize(
     "entry",
-    ["[]", "null", '"x"', "{", "[" * 100_000, '{"version": "x"}', '{"version": null}', '{"version": 1, "files": {}}',
-     '{"id": 1, "time": "", "why": "", "files": [{}], "version": 1}'],
-)  # fmt: skip
+    [
+        "[]",
+        "null",
+        '"x"',
+        "{",
+        "[" * 100_000,
+        '{"version": "x"}',
+        '{"version": null}',
+        '{"version": 1, "files": {}}',
+        '{"id": 1, "time": "", "why": "", "files": [{}], "version": 1}',
+    ],
+)
 def test_an_entry_that_does_not_follow_the_schema_is_named(tmp_path: Path, entry: str) -> None:
     place = files.make_folder(tmp_path / journal.FOLDER / "0001")
     (place / "entry.json").write_text(entry)

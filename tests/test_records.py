@@ -60,10 +60,14 @@ def test_an_incident_survives_strict_json_and_fits_its_schema(incident: Incident
 
 def example() -> Incident:
     return Incident(
-        id="000007-r0", step=7, time="2026-01-01T00:00:00Z", rank=0, world_size=1,
+        id="000007-r0",
+        step=7,
+        time="2026-01-01T00:00:00Z",
+        rank=0,
+        world_size=1,
         verdict=Verdict(kind="nonfinite", step=7, level="loss", value=math.nan),
         action=Action(kind="skip"),
-    )  # fmt: skip
+    )
 
 
 def test_nan_is_written_as_a_word_and_read_back() -> None:

@@ -37,9 +37,19 @@ def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("env")
     venv.create(folder, with_pip=False, symlinks=True)
     install = [
-        sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-compile",
-        "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"), str(wheel),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--disable-pip-version-check",
+        "-c",
+        str(ROOT / "constraints.txt"),
+        str(wheel),
+    ]
     done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode and re.search(r"No matching distribution|Connection|Temporary failure|timed out", done.stderr):
         pytest.skip(f"NO WHEEL TEST: the package index cannot be reached. {done.stderr[-300:]}")

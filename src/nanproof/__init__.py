@@ -61,10 +61,28 @@ _HOMES = {
 _NAMESPACES = ("integrations", "islands", "ops", "testing", "watch")
 
 __all__ = [
-    "Diagnosis", "Finding", "Guard", "GuardStop", "Incident", "Location", "NanproofError", "Policy", "ScanReport",
-    "Verdict", "diagnose", "harden", "integrations", "islands", "lint", "locate", "ops", "scan", "tap", "testing",
+    "Diagnosis",
+    "Finding",
+    "Guard",
+    "GuardStop",
+    "Incident",
+    "Location",
+    "NanproofError",
+    "Policy",
+    "ScanReport",
+    "Verdict",
+    "diagnose",
+    "harden",
+    "integrations",
+    "islands",
+    "lint",
+    "locate",
+    "ops",
+    "scan",
+    "tap",
+    "testing",
     "watch",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> object:
@@ -75,7 +93,7 @@ def __getattr__(name: str) -> object:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            hint = f'nanproof.{name} needs torch. Next: pip install "nanproof[torch]"'
+            hint = f"nanproof.{name} needs torch. Next: pip install 'nanproof[torch]'"
             raise ModuleNotFoundError(hint, name="torch") from None
     raise AttributeError(f"module 'nanproof' has no attribute {name!r}")
 

@@ -17,9 +17,14 @@ _MONO = "font:12px/1.5 ui-monospace,monospace;white-space:pre-wrap"
 
 
 def card(
-    title: str, facts: Mapping[str, str] | None = None, *, good: bool | None = None, code: Iterable[str] = (),
-    commands: Iterable[str] = (), rows: Sequence[Sequence[str]] = (),
-) -> str:  # fmt: skip
+    title: str,
+    facts: Mapping[str, str] | None = None,
+    *,
+    good: bool | None = None,
+    code: Iterable[str] = (),
+    commands: Iterable[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+) -> str:
     """A title, named facts, a table (its heads first), lines of code with the culprit marked, and commands."""
     color = GREY if good is None else GREEN if good else RED
     parts = [f'<div style="border-left:3px solid {color};padding:4px 12px;margin:4px 0">']

@@ -39,6 +39,23 @@ class UsageError(NanproofError, ValueError):
     """An argument or a call is wrong; nothing was done."""
 
 
+def missing(path: object, hint: str) -> UsageError:
+    """What to raise for a path with nothing there.
+
+    >>> missing("runs/b", "give a run folder").message
+    'runs/b does not exist'
+    >>> missing("https:/wandb.ai/me/runs/1", "give a run folder").hint  # a slash is lost on the way through pathlib
+    'copy it here first; only nanproof scan reads addresses'
+    """
+    scheme, found, rest = str(path).partition(":/")
+    if found and len(scheme) > 1 and scheme.isalnum():
+        address = f"{scheme}://{rest.lstrip('/')}"
+        return UsageError(
+            f"{address} is not on this machine", hint="copy it here first; only nanproof scan reads addresses"
+        )
+    return UsageError(f"{path} does not exist", hint=hint)
+
+
 class NonFiniteError(NanproofError, ArithmeticError):
     """NaN or Inf stands where it must not: in a model at the start, in a state to be saved, in a test."""
 

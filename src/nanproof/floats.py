@@ -172,9 +172,14 @@ class Format:
 def _ieee(name: str, bits: int, exponent_bits: int, *aliases: str) -> Format:
     bias = (1 << (exponent_bits - 1)) - 1
     return Format(
-        name=name, bits=bits, exponent_bits=exponent_bits, mantissa_bits=bits - 1 - exponent_bits,
-        bias=bias, specials="ieee", aliases=aliases,
-    )  # fmt: skip
+        name=name,
+        bits=bits,
+        exponent_bits=exponent_bits,
+        mantissa_bits=bits - 1 - exponent_bits,
+        bias=bias,
+        specials="ieee",
+        aliases=aliases,
+    )
 
 
 def _small(name: str, bits: int, e: int, m: int, bias: int, specials: Specials, *aliases: str) -> Format:

@@ -65,9 +65,13 @@ class Application:
 
 
 def apply(
-    changes: Mapping[Path, bytes], *, home: Path, why: str, details: Mapping[str, Any] | None = None,
+    changes: Mapping[Path, bytes],
+    *,
+    home: Path,
+    why: str,
+    details: Mapping[str, Any] | None = None,
     seen: Mapping[Path, bytes] | None = None,
-) -> Application:  # fmt: skip
+) -> Application:
     """Write new contents into files, journal first, each file atomically, with the permissions and hard links it had.
 
     Files that do not exist are created. If one of them cannot be written, or is no longer what it was when it was
@@ -139,9 +143,10 @@ def undo(home: Path, id: str | None = None) -> tuple[Path, ...]:
 def unfinished(home: Path) -> tuple[Application, ...]:
     """Applications that a kill left half-way, applying or undoing."""
     return tuple(
-        a for a in _entries(home)
+        a
+        for a in _entries(home)
         if not _is(home, a, "undone") and (_is(home, a, "undoing") or not _is(home, a, "applied"))
-    )  # fmt: skip
+    )
 
 
 def recover(home: Path) -> tuple[Application, ...]:
@@ -191,11 +196,14 @@ def _intend(
             backups[name] = old
         touched.append(
             Touched(
-                path=inside, old=None if old is None else _digest(old), new=_digest(data), backup=name,
+                path=inside,
+                old=None if old is None else _digest(old),
+                new=_digest(data),
+                backup=name,
                 mode=None if old is None else path.stat().st_mode & 0o7777,
                 linked=old is not None and path.stat().st_nlink > 1,
             )
-        )  # fmt: skip
+        )
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     application = Application(id=id, time=now, why=why, files=tuple(touched), details=details)
     return application, backups

@@ -16,14 +16,25 @@ from .jsonform import from_json, to_json
 
 Phase = Literal["forward", "backward", "leaf", "outside"]
 Mechanism = Literal[
-    "range-overflow", "underflow", "pole", "invalid", "where-gradient", "masked-row", "empty-reduction", "bad-leaf",
-    "uninitialized", "communication", "compiled-only", "loss-expression", "outside-dispatcher",
+    "range-overflow",
+    "underflow",
+    "pole",
+    "invalid",
+    "where-gradient",
+    "masked-row",
+    "empty-reduction",
+    "bad-leaf",
+    "uninitialized",
+    "communication",
+    "compiled-only",
+    "loss-expression",
+    "outside-dispatcher",
     "unknown",
-]  # fmt: skip
+]
 
 ADVICE: Mapping[str, str] = {
     "range-overflow": "too large for its dtype: use bf16 or fp32 here, scale the inputs, or work in log space",
-    "underflow": "a value was rounded to zero before: use the fused form (log_softmax, bce_with_logits)",
+    "underflow": "lost to rounding before: use the fused form (log_softmax, bce_with_logits, torch.var), or float64",
     "pole": "no finite value there: keep the argument away from it, for example with {op}",
     "invalid": "not defined there: check the inputs, or compute it only where it is defined",
     "where-gradient": "torch.where hides the value, not its gradient: use nanproof.ops.select, or make the input safe",
@@ -37,11 +48,24 @@ ADVICE: Mapping[str, str] = {
     "outside-dispatcher": "it comes from code that torch does not see (numpy, C++): check what that code returns",
     "unknown": "look at the inputs",
 }
+_WIDE = ("bfloat16", "float32", "float64")
+_EXPONENTIALS = ("exp", "expm1", "exp2", "sinh", "cosh", "pow", "lgamma")
 _SAFE = {
-    "sqrt": "safe_sqrt", "rsqrt": "safe_sqrt", "norm": "safe_norm", "cdist": "safe_norm", "hypot": "safe_norm",
-    "normalize": "normalize", "div": "safe_div", "1 / x": "safe_div", "log": "safe_log", "log2": "safe_log",
-    "log10": "safe_log", "layer_norm": "rms_norm", "softmax": "masked_softmax", "log_softmax": "masked_softmax",
-}  # fmt: skip
+    "sqrt": "safe_sqrt",
+    "rsqrt": "safe_sqrt",
+    "norm": "safe_norm",
+    "cdist": "safe_norm",
+    "hypot": "safe_norm",
+    "normalize": "normalize",
+    "div": "safe_div",
+    "1 / x": "safe_div",
+    "log": "safe_log",
+    "log2": "safe_log",
+    "log10": "safe_log",
+    "layer_norm": "rms_norm",
+    "softmax": "masked_softmax",
+    "log_softmax": "masked_softmax",
+}
 _FRIENDLY = {
     "_cdist_forward": "cdist",
     "_ctc_loss": "ctc_loss",
@@ -53,6 +77,7 @@ _FRIENDLY = {
     "_softmax": "softmax",
     "_to_copy": "to",
     "addmm": "linear",
+    "allreduce_": "all_reduce",
     "bmm": "matmul",
     "linalg_cholesky_ex": "linalg.cholesky",
     "linalg_inv_ex": "linalg.inv",
@@ -137,7 +162,16 @@ class Location:
     chain: tuple[str, ...] = ()
     """From the origin to the loss or the gradient."""
     verified: bool | None = None
-    """True when its inputs are good, its output is not, and the step is finite with just this repaired."""
+    """True for a proved origin: its inputs are good and its output is not, that stays so when every earlier operation
+    is computed in float64, and the step is finite with just this repaired."""
+    doubt: str = ""
+    """Why it is not verified."""
+    written_by: str = ""
+    """The optimizer that wrote the bad parameter, when that is known."""
+    replayed: bool = False
+    """Whether that optimizer's update, replayed from a healthy snapshot, wrote it again."""
+    loss: float | None = None
+    """What the replayed step gave: a replay of the same incident elsewhere must give it again."""
     also: tuple[Location, ...] = ()
     """Further origins, when there are several."""
     rank: int | None = None
@@ -160,15 +194,41 @@ class Location:
         return f"{shown_path(self.file)}:{self.line}"
 
     @property
-    def replayed(self) -> bool:
-        """Whether an update, replayed from a healthy snapshot, is known to have written the bad parameter."""
-        return bool(self.leaf) and any("bad parameters non-finite again" in note for note in self.notes)
+    def leaf_kind(self) -> str:
+        """What kind of leaf was bad: parameter, buffer, attribute, batch or input.
+
+        >>> Location(reproduced=True, leaf="batch[0, 1]").leaf_kind
+        'batch'
+        """
+        return re.split(r"\W", self.leaf, maxsplit=1)[0]
+
+    @property
+    def outgrew(self) -> Literal["", "exp", "growth"]:
+        """What an overflow of the widest range comes from: ``exp`` of a plain number, or values that have grown.
+
+        >>> half = TensorFacts(name="output", shape=(1,), dtype="float16", posinf=1)
+        >>> Location(reproduced=True, mechanism="range-overflow", op="exp", outputs=(half,)).outgrew
+        ''
+        >>> wide = TensorFacts(name="output", shape=(1,), dtype="float32", posinf=1)
+        >>> Location(reproduced=True, mechanism="range-overflow", op="exp", outputs=(wide,)).outgrew
+        'exp'
+        """
+        bad = [facts.dtype for facts in self.outputs if facts.bad]
+        if self.mechanism != "range-overflow" or not bad or any(dtype not in _WIDE for dtype in bad):
+            return ""
+        ends = (end for facts in self.inputs for end in (facts.finite_min, facts.finite_max) if end is not None)
+        plain = max(map(abs, ends), default=0.0) < 1e6
+        return "exp" if plain and call_name(self.op) in _EXPONENTIALS else "growth"
 
     @property
     def advice(self) -> str:
         """What to change, with the safe operation for the one that failed."""
-        if self.mechanism == "bad-leaf" and (" wrote it: " in self.why or self.replayed):
-            return "the optimizer wrote it: change its eps, lr, weight_decay or dtype; go back to a healthy checkpoint"
+        if self.outgrew == "exp":
+            return "no float is wide enough: bound what goes into it (clamp, log space, a smaller scale)"
+        if self.outgrew == "growth":
+            return "no float is wide enough: its inputs have grown; lower the learning rate, clip, or normalize them"
+        if self.mechanism == "bad-leaf" and self.written_by:
+            return f"{self.written_by} wrote it: change its eps, lr, weight decay or dtype; take a healthy checkpoint"
         safe = _SAFE.get(call_name(self.op))
         if self.mechanism == "invalid" and safe:
             return f"{ADVICE['invalid']}; nanproof.ops.{safe} is finite there"
@@ -178,14 +238,23 @@ class Location:
     def proof(self) -> str:
         """What `verified` says, in words."""
         if self.verified is None:
-            return ""
+            return f"not verified: {self.doubt}" if self.doubt else ""
         if not self.verified:
-            return "not verified: it is on the path of the bad value, but repairing it alone does not heal the step"
+            return f"not verified: it is on the path of the bad value, but {self.doubt}"
         if self.replayed:
             return "verified: the optimizer's update, replayed from finite values, makes it non-finite again"
+        if self.mechanism == "communication":
+            return "verified: each rank replayed its own part and found it finite"
+        if self.mechanism == "compiled-only":
+            return "verified: the step is finite once just this module runs eagerly"
+        if self.mechanism == "uninitialized":
+            return "verified: with NaN in this memory the step fails, so it reads what nobody wrote"
         if self.phase in ("leaf", "outside"):
             return "verified: the step is finite once just this is repaired"
-        return "verified: its inputs are good, its output is not, and the step is finite once just this is repaired"
+        return (
+            "verified: its inputs are good and its output is not, also when everything before it is computed in "
+            "float64; the step is finite once just its bad values are replaced"
+        )
 
     def __str__(self) -> str:
         if not self.reproduced:
@@ -205,7 +274,7 @@ class Location:
             lines.append(f"  path {' → '.join(self.chain[:8])}{' → …' if len(self.chain) > 8 else ''}")
         lines += [f"  note {n}" for n in self.notes]
         lines += [f"  {self.proof}"] if self.proof else []
-        lines += [f"  also {o.op or o.leaf} at {o.place} ({o.mechanism})" for o in self.also]
+        lines += [f"  also {call_name(o.op) or o.leaf} at {o.place} ({o.mechanism})" for o in self.also]
         return "\n".join([*lines, f"  do   {self.advice}"])
 
     def _repr_html_(self) -> str:
@@ -218,9 +287,14 @@ class Location:
 def _facts(place: Location) -> dict[str, str]:
     where = f"{place.place} in {place.function}" if place.line else "outside the code that was traced"
     return {
-        "where": where, "module": place.module, "why": place.why, "path": " → ".join(place.chain[:8]),
-        "proof": place.proof, "last changed by": place.commit, "do": place.advice,
-    }  # fmt: skip
+        "where": where,
+        "module": place.module,
+        "why": place.why,
+        "path": " → ".join(place.chain[:8]),
+        "proof": place.proof,
+        "last changed by": place.commit,
+        "do": place.advice,
+    }
 
 
 _started_in = ""
@@ -260,4 +334,6 @@ def call_name(op: str) -> str:
     if match := re.match(r"(\w+?)Backward\d*$", op):
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", match.group(1)).lower()
         op = words if not words.startswith("linalg_vector") else "linalg_vector_norm"
+    if op.startswith("_scaled_dot_product"):
+        return "scaled_dot_product_attention"
     return _FRIENDLY.get(op, op.strip("_") or op)

@@ -11,6 +11,7 @@ words for, are written as the strings "NaN", "Infinity" and "-Infinity", so that
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,7 +37,7 @@ INCIDENT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one training step looked like, in host numbers."""
+    """What one training step looked like, in host numbers; NaN is what was not read."""
 
     step: int
     loss: float
@@ -50,6 +51,11 @@ class Reading:
     seconds: float = 0.0
     risk: float | None = None
     """How likely the run is to break soon, from 0 to 1."""
+
+    @classmethod
+    def unread(cls, step: int) -> Reading:
+        """Of a step whose numbers are not known."""
+        return cls(step=step, loss=math.nan, grad_norm=math.nan, lr=math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,24 +106,36 @@ class Action:
     reason: str = ""
 
 
+RepairKind = Literal["float32", "eager", "math-attention", "eps"]
+_REPAIRS: dict[str, str] = {
+    "float32": "computes in float32",
+    "eager": "runs eagerly",
+    "math-attention": "uses the math attention kernel",
+    "eps": "steps with eps {value:g}",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """A repair that is in force in a run: a module, or a line, that computes in a wider dtype.
+    """A repair that is in force in a run.
 
-    >>> Repair(path="layers.0.mlp", dtype="float32", step=12).name
-    'layers.0.mlp'
+    >>> repair = Repair(path="layers.0.mlp", kind="float32", step=12)
+    >>> f"{repair.name} {repair.does}"
+    'layers.0.mlp computes in float32'
     """
 
     path: str
-    """The module's path in the model; empty for the model itself; FILE:LINE for a line."""
-    dtype: str
+    """The module's path in the model; empty for the model itself; FILE:LINE for a line; the class of an optimizer."""
+    kind: RepairKind
     step: int
     """The step since which it is in force."""
+    value: float = 0.0
+    """The eps of an optimizer."""
     heavy: bool = False
     """Whether weights and casts inside are followed, whatever the weights' dtype."""
     why: str = ""
     was: str = ""
-    """The dtype that was too small."""
+    """The dtype in which the step failed."""
     proof: str = ""
     share: float = 0.0
     """The share of the model's parameters in it."""
@@ -127,6 +145,10 @@ class Repair:
     @property
     def name(self) -> str:
         return self.path or "the whole model"
+
+    @property
+    def does(self) -> str:
+        return _REPAIRS[self.kind].format(value=self.value)
 
     def to_json(self) -> dict[str, Any]:
         plain: dict[str, Any] = to_json(self)

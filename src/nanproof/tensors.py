@@ -117,6 +117,15 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
         return [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor]
 
 
+def bytes_of(tensor: Tensor) -> int:
+    """The memory of a tensor's values; torch's own nbytes raises for sparse ones.
+
+    >>> bytes_of(torch.eye(3)), bytes_of(torch.eye(3).to_sparse())
+    (36, 12)
+    """
+    return tensor.nbytes if tensor.layout is torch.strided else sum(part.nbytes for part in parts_of(tensor))
+
+
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _WITHOUT_VALUES = ("FakeTensor", "FunctionalTensor")
 

@@ -31,12 +31,42 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _KEY = f"\ue000{os.urandom(8).hex()}"
 _STYLED = re.compile(f"{_KEY}([0-9;]{{1,8}})m")
 # our own signs on a terminal that has no such characters; each as wide as the sign where columns must align
-_ASCII = str.maketrans({
-    **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)), "✗": "x", "✓": "+", "▸": ">", "·": "|", "–": "-", "×": "x",
-    "≤": "<=", "≥": ">=", "≈": "~", "→": "->", "…": "...", "“": '"', "”": '"', "‖": "|", "Δ": "d", "★": "*", "•": "*",
-    "−": "-", "—": "-", "━": "-", "╸": "-", "╺": "-", "─": "-", "├": "|", "└": "`", "√": "sqrt ", "±": "+-",
-    "∞": "inf", "ε": "eps", "Σ": "sum", **dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True)),
-})  # fmt: skip
+_ASCII = str.maketrans(
+    {
+        **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
+        "✗": "x",
+        "✓": "+",
+        "▸": ">",
+        "·": "|",
+        "–": "-",
+        "×": "x",
+        "≤": "<=",
+        "≥": ">=",
+        "≈": "~",
+        "→": "->",
+        "…": "...",
+        "“": '"',
+        "”": '"',
+        "‖": "|",
+        "Δ": "d",
+        "★": "*",
+        "•": "*",
+        "−": "-",
+        "—": "-",
+        "━": "-",
+        "╸": "-",
+        "╺": "-",
+        "─": "-",
+        "├": "|",
+        "└": "`",
+        "√": "sqrt ",
+        "±": "+-",
+        "∞": "inf",
+        "ε": "eps",
+        "Σ": "sum",
+        **dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True)),
+    }
+)
 # within a table every sign must stay one column wide
 _NARROW = _ASCII | {ord(sign): ord(plain) for sign, plain in zip("→…≤≥", ">.<>", strict=True)}
 _RAISED = re.compile("(?=[⁻⁰¹²³⁴⁵⁶⁷⁸⁹])(?<![⁻⁰¹²³⁴⁵⁶⁷⁸⁹])")  # before an exponent
@@ -143,7 +173,9 @@ def console(*, err: bool = False, width: int | None = None) -> Console:
                 shown = text if control else lines(text)
                 yield Segment(shown.translate(_NARROW) if narrow else shown, look, control)
 
-    return Clean(file=_lenient(sys.stderr if err else sys.stdout), width=width, highlight=False)
+    stream = _lenient(sys.stderr if err else sys.stdout)
+    # NO_COLOR alone would leave bold and dim text in
+    return Clean(file=stream, width=width, highlight=False, color_system="auto" if _has_colors(stream) else None)
 
 
 def _escaped(c: str) -> str:

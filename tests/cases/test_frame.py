@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,35 @@ from nanproof.cases.claims import Judgement, Runs, judge_by_fate
 from nanproof.cases.compare import Comparison, Judged, claims_table, variants_table
 from nanproof.cases.page import make_page
 from nanproof.cases.result import Result
-from nanproof.cases.story import stages, tell_story
+from nanproof.cases.story import Stage, stages
 from nanproof.cli.case import command
 from nanproof.cli.explain import command as explain
-from support.trainings import Train
+from support.trainings import Story, Train
 
 pytestmark = pytest.mark.slow
 
 RUN = Result(
-    case="radiodiff", config="original", seed=0, steps=100, first_bad_step=51, skipped=0, loss=float("nan"), metric="m",
-    value=0.0, chance=0.25, target=0.6, questions=1000, first_activation=1.0, largest_activation=1e5, bad_parameters=3,
-    bad_buffers=0, lr=0.1, seconds=1.0, cpu_seconds=1.0, digest="a",
-)  # fmt: skip
+    case="radiodiff",
+    config="original",
+    seed=0,
+    steps=100,
+    first_bad_step=51,
+    skipped=0,
+    loss=float("nan"),
+    metric="m",
+    value=0.0,
+    chance=0.25,
+    target=0.6,
+    questions=1000,
+    first_activation=1.0,
+    largest_activation=1e5,
+    bad_parameters=3,
+    bad_buffers=0,
+    lr=0.1,
+    seconds=1.0,
+    cpu_seconds=1.0,
+    digest="a",
+)
 
 
 def test_the_list() -> None:
@@ -165,26 +183,50 @@ def test_stages_are_commands_that_a_user_types(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("case", "trained"),
-    [("radiodiff", {}), ("radiodiff", {"policy": "default"}), ("lora-sft", {}), ("mm-ldlm", {}), ("restran-mhc", {})],
+    [
+        ("radiodiff", {}),
+        ("radiodiff", {"policy": "default"}),
+        ("lora-sft", {"steps": 5}),
+        ("mm-ldlm", {}),
+        ("restran-mhc", {}),
+    ],
 )
 def test_every_command_that_diagnose_prints(
-    case: str, trained: dict[str, str], train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, trained: dict[str, Any], train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In copies of the trained folders, as harden writes a file; shared pages are read in tests/diagnosing."""
-    found = train(case, **trained)  # type: ignore[arg-type]
-    shutil.copytree(found.guard if trained else found.folder, tmp_path / "run")
+    found = train(case, **trained)
+    shutil.copytree(found.guard if "policy" in trained else found.folder, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     printed = [c for c in commands_of(diagnose("run")) if " explain " not in c]
     assert printed or case == "mm-ldlm"
     assert [said for c in printed if (said := complaint(c))] == []
 
 
-def test_the_story(tmp_path: Path) -> None:
+def test_the_verb_tells_the_stages_until_one_does_not_end_as_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stages that take no time; the real ones are run in `test_the_story`."""
+
+    def stage(title: str, code: str, trains: bool = False) -> Stage:
+        return Stage(title=title, words=(sys.executable, "-c", code), trains=trains)
+
+    made = [stage("one", "for i in range(60): print(i)", trains=True), stage("two", "exit(3)"), stage("three", "")]
+    monkeypatch.setattr("nanproof.cases.story.stages", lambda *_: iter(made))
+    told = CliRunner().invoke(command, ["radiodiff", "--story", "--out", str(tmp_path / "out")])
+    assert told.exit_code == 1
+    assert "1. one" in told.output
+    assert "29\n   … 22 lines more …\n   52\n" in told.output
+    assert "ended with 3, not 0: the story ends here" in told.output
+    assert "three" not in told.output
+
+
+def test_the_story(story: Story) -> None:
     """What `nanproof case --story` shows: every stage ends as it should, and says what it is there to say."""
     case = find("radiodiff")
-    told = tell_story(case, tmp_path, seed=0, tell=lambda words: None)
-    assert [t.ok for t in told] == [True] * 9
-    texts = ["\n".join(t.lines) for t in told]
+    folder, told = story()
+    assert [t["ok"] for t in told] == [True] * 9
+    texts = [t["said"] for t in told]
     assert texts[0].splitlines()[-1].startswith("died")
     assert "CORRUPT" in texts[1]
     assert next(line for line in texts[2].splitlines() if line.startswith("Cause:")).find(f"({case.cause},") > 0
@@ -193,6 +235,6 @@ def test_the_story(tmp_path: Path) -> None:
     assert "verified" in texts[4]
     assert any(line.startswith("+") for text in texts[5:7] for line in text.splitlines())
     assert texts[7].splitlines()[-1].startswith("trained")
-    page = (tmp_path / "report.html").read_text()
+    page = (folder / "report.html").read_text()
     assert "original" in page
     assert "stable" in page

@@ -89,7 +89,7 @@ def test_the_guarded_original_stops_and_says_where(train: Train) -> None:
     assert ".layers.0.mlp." in place["module"]
     assert "float16" in place["why"]
     said = run("-m", "nanproof", "locate", str(guarded.guard), "--step", CASE.step, expect=(1,))
-    assert "verified: its inputs are good, its output is not" in said
+    assert "verified: its inputs are good and its output is not" in said
     assert diagnose(guarded.guard).causes[0].name == CASE.cause
 
 
@@ -100,6 +100,7 @@ def test_the_stable_one_answers(train: Train) -> None:
     assert stable.log[-1]["loss"] < stable.log[0]["loss"] / 2
 
 
+@pytest.mark.campaign
 def test_the_advised_one_learns_too(train: Train) -> None:
     advised = train("lora-sft", "advised", steps=40)
     result = advised.result
@@ -116,12 +117,14 @@ def test_a_smoke_test_before_the_run(train: Train, tmp_path: Path) -> None:
     assert "PASS  loss falls" in said
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_seed_does_not_matter(several: dict[str, tuple[Result, list[dict[str, Any]]]], seed: int) -> None:
     _, log = several[f"seed-{seed}"]
     assert [(line["loss"], line["grad_norm"]) for line in log] == [(0.0, "NaN")] * 3
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("training", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("loaded", ["float16", "bfloat16", "float32"])
 def test_the_matrix_of_load_and_training(
@@ -133,6 +136,7 @@ def test_the_matrix_of_load_and_training(
     assert (result.outcome == "died") is dead, result
 
 
+@pytest.mark.campaign
 def test_adapters_in_float16_divide_zero_by_zero(several: dict[str, tuple[Result, list[dict[str, Any]]]]) -> None:
     """Nothing overflows here: after one finite step Adam's eps of 1e-8, which is 0 in float16, makes NaN of them."""
     result, log = several["half-adapters"]

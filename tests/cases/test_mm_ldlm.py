@@ -74,6 +74,7 @@ def test_the_guarded_original_ends_with_finite_weights(train: Train) -> None:
     assert scan_series(guarded.folder / "checkpoints").ok
 
 
+@pytest.mark.campaign
 def test_the_advice_does_not_stop_the_streams(train: Train) -> None:
     """Finite or not at the end, it has learned nothing, and its streams have grown as before."""
     advised = train("mm-ldlm", "advised").result
@@ -143,6 +144,7 @@ def test_text_can_be_the_given_and_latents_the_asked_for(tmp_path: Path, main: C
     assert all(line["latent_loss"] == line["loss"] > 0 for line in back.log)
 
 
+@pytest.mark.campaign
 def test_two_processes_train_what_the_environment_says(tmp_path: Path) -> None:
     env = {"NNODES": "1", "NPROC_PER_NODE": "2", "OPTIMIZER_LR": "2e-3", "GRAD_CLIP_NORM": "0.7"}
     run("-m", MODULE, "--out", str(tmp_path / "out"), "--config-name", "stable", "--steps", "2", *SMALL, **env)

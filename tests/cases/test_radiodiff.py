@@ -33,7 +33,7 @@ def test_the_original_dies_of_scores_too_large_for_float16(train: Train) -> None
     assert (place["function"], place["mechanism"]) == ("score", CASE.mechanism)
     assert "float16" in place["why"]
     said = run("-m", "nanproof", "locate", str(guarded.guard), "--step", CASE.step, expect=(1,))
-    assert "verified: its inputs are good, its output is not" in said
+    assert "verified: its inputs are good and its output is not" in said
 
 
 def test_the_original_ruins_every_parameter_and_its_checkpoints(train: Train) -> None:

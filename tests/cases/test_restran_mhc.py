@@ -127,6 +127,7 @@ def test_the_stable_one_reads_plates(train: Train) -> None:
     assert log[-1]["alpha_res"] > 0.02  # streams that mix have a gradient
 
 
+@pytest.mark.campaign
 def test_the_rollout_goes_from_one_stream_to_four_with_two_processes(tmp_path: Path) -> None:
     run("-m", "nanproof", "rollout", str(FOLDER / "rollout.yaml"), "--out", str(tmp_path / "rollout"))
     told = json.loads((tmp_path / "rollout" / "rollout.json").read_text())

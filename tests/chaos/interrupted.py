@@ -191,6 +191,8 @@ def _log(home: Path, count: int) -> None:
     lines = [{"step": s, "loss": 3.0 / (s + 1), "grad_norm": 1.0, "lr": 1e-4} for s in range(count)]
     (home / "run").mkdir(exist_ok=True)
     (home / "run" / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # a run that has ended: one that may still be running is called stale after a while, on a slow machine too
+    (home / "run" / "run.json").write_text(json.dumps({"exit_code": 0, "state": "finished"}))
 
 
 def _report(home: Path) -> str:

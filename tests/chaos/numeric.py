@@ -117,12 +117,20 @@ def draw(seed: int) -> Trial:
         )
     able = [o for o in OPTIMIZERS if o != "adafactor" or layout not in SHARDED]  # torch's own cannot step shards
     return Trial(
-        seed=seed, layout=layout, precision=precision, optimizer=dice.choice(able), accumulate=accumulate,
-        drop=drop, closure=closure, rerun=rerun, averaged=layout not in SHARDED and dice.random() < 0.3,
+        seed=seed,
+        layout=layout,
+        precision=precision,
+        optimizer=dice.choice(able),
+        accumulate=accumulate,
+        drop=drop,
+        closure=closure,
+        rerun=rerun,
+        averaged=layout not in SHARDED and dice.random() < 0.3,
         # torch takes the norm of bfloat16 gradients in bfloat16, the guard in float32: nearer to the truth, not equal
         max_norm=None if precision == "bf16 weights" else dice.choice([None, 0.1, 1.0, 100.0]),
-        snapshot_every=1 if site == "statistics" else dice.choice([None, 3, 7]), faults=tuple(faults),
-    )  # fmt: skip
+        snapshot_every=1 if site == "statistics" else dice.choice([None, 3, 7]),
+        faults=tuple(faults),
+    )
 
 
 def _draw_pipeline(seed: int, dice: random.Random) -> Trial:
@@ -133,10 +141,19 @@ def _draw_pipeline(seed: int, dice: random.Random) -> Trial:
         kind = dice.choice([k for k in SITES[site] if k != "spike"])
         faults.append(Fault(window=window, micro=0, ranks=(dice.randrange(2),), site=site, kind=kind))
     return Trial(
-        seed=seed, layout="pipeline", precision="fp32", optimizer=dice.choice(["adamw", "sgd", "radam"]), accumulate=1,
-        drop="window", closure=False, rerun=False, averaged=False, max_norm=None,
-        snapshot_every=dice.choice([None, 3]), faults=tuple(faults),
-    )  # fmt: skip
+        seed=seed,
+        layout="pipeline",
+        precision="fp32",
+        optimizer=dice.choice(["adamw", "sgd", "radam"]),
+        accumulate=1,
+        drop="window",
+        closure=False,
+        rerun=False,
+        averaged=False,
+        max_norm=None,
+        snapshot_every=dice.choice([None, 3]),
+        faults=tuple(faults),
+    )
 
 
 # --- the data: windows of micro-batches, each with the fault that it bears ------------------------------------------
@@ -324,11 +341,19 @@ def train_guarded(trial: Trial, rank: int, windows: list[Window]) -> tuple[str, 
     """The guarded loop; its final state, and the verdict on each window."""
     parts = build(trial, rank)
     guard = guarded(
-        parts.model, parts.optimizer, scheduler=parts.scheduler, scaler=parts.scaler, ema=parts.ema,
-        max_norm=trial.max_norm, accumulate=trial.accumulate, on_bad_microbatch=trial.drop, spike_window=16,
-        snapshot_every=trial.snapshot_every, policy=Policy(rerun=trial.rerun, lr_backoff=1.0),
+        parts.model,
+        parts.optimizer,
+        scheduler=parts.scheduler,
+        scaler=parts.scaler,
+        ema=parts.ema,
+        max_norm=trial.max_norm,
+        accumulate=trial.accumulate,
+        on_bad_microbatch=trial.drop,
+        spike_window=16,
+        snapshot_every=trial.snapshot_every,
+        policy=Policy(rerun=trial.rerun, lr_backoff=1.0),
         share="nothing" if trial.layout == "single" else "flags",
-    )  # fmt: skip
+    )
     spent: set[int] = set()
     log = []
     with guard:

@@ -26,9 +26,19 @@ from nanproof.logs.timeline import timeline
 ROOM = 512 << 20
 """How much memory more than at the start; a bomb wants far more."""
 FORBIDDEN = (
-    "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen", "pickle.find_class",
-    "socket.connect", "ctypes.dlopen", "os.remove", "os.rename", "shutil.rmtree",
-)  # fmt: skip
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.fork",
+    "subprocess.Popen",
+    "pickle.find_class",
+    "socket.connect",
+    "ctypes.dlopen",
+    "os.remove",
+    "os.rename",
+    "shutil.rmtree",
+)
 
 
 def open_checkpoint(path: str) -> str:
@@ -62,8 +72,11 @@ def open_code(path: str) -> str:
 
 
 OPENERS: dict[str, Callable[[str], str]] = {
-    "checkpoint": open_checkpoint, "log": open_log, "config": open_config, "code": open_code,
-}  # fmt: skip
+    "checkpoint": open_checkpoint,
+    "log": open_log,
+    "config": open_config,
+    "code": open_code,
+}
 
 
 def answer(kind: str, path: str) -> dict[str, Any]:

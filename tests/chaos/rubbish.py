@@ -121,20 +121,26 @@ def hostile_configs(canary: Path) -> dict[str, bytes]:
         "new.yaml": f"!!python/object/new:os.system ['{touch}']\n".encode(),
         "name.yaml": f"x: !!python/name:os.system\ny: {touch}\n".encode(),
         "hydra.yaml": f"_target_: os.system\n_args_: ['{touch}']\n".encode(),
-        "env.yaml": f"x: ${{oc.env:HOME}}\ny: ${{eval:'__import__(\"os\").system(\"{touch}\")'}}\n".encode(),
+        "env.yaml": f'x: ${{oc.env:HOME}}\ny: ${{eval:\'__import__("os").system("{touch}")\'}}\n'.encode(),
         "laughs.yaml": laughs.encode(),
         "cycle.yaml": b"a: &a [*a]\nb: &b {c: *b}\n",
         "deep.yaml": b"[" * 50_000,
         "dedent.yaml": "".join(f"{' ' * i}a:\n" for i in range(900)).encode(),
-        "list.yaml": b"- 1\n- 2\n", "word.yaml": b"hello\n", "nothing.yaml": b"", "null.json": b"null",
-        "deep.json": b'{"a":' * 60_000, "digits.json": b'{"lr": 1' + b"0" * 6000 + b"}",
-        "surrogate.json": b'{"lr": "\\ud800"}', "twice.json": b'{"lr": 1, "lr": NaN}',
-        "deep.toml": b"a = " + b"[" * 9000, "dots.toml": b"a" + b".a" * 9000 + b" = 1",
+        "list.yaml": b"- 1\n- 2\n",
+        "word.yaml": b"hello\n",
+        "nothing.yaml": b"",
+        "null.json": b"null",
+        "deep.json": b'{"a":' * 60_000,
+        "digits.json": b'{"lr": 1' + b"0" * 6000 + b"}",
+        "surrogate.json": b'{"lr": "\\ud800"}',
+        "twice.json": b'{"lr": 1, "lr": NaN}',
+        "deep.toml": b"a = " + b"[" * 9000,
+        "dots.toml": b"a" + b".a" * 9000 + b" = 1",
         "run.py": f"import os\nos.system({touch!r})\nlr = 1\n".encode(),
         "open.py": f"open({str(canary)!r}, 'w')\nlr = 1e-3\n".encode(),
         "comprehension.py": f"lr = [open({str(canary)!r}, 'w') for _ in range(2)]\n".encode(),
         "deep.py": b"lr = " + b"(" * 3000 + b"1" + b")" * 3000,
-    }  # fmt: skip
+    }
 
 
 MEANS_SOMETHING = (".py", "hydra.yaml", "env.yaml", "surrogate.json", "digits.json")
@@ -161,12 +167,14 @@ def codes(folder: Path, seed: int, count: int, canary: Path) -> Iterator[Piece]:
         "minus.py": b"import torch\nx = " + b"-" * 20_000 + b"1\n",
         "strings.py": b"import torch\nx = " + b"'a' " * 20_000 + b"\n",
         "python2.py": b"import torch\nprint 'loss', loss\nexec 'x'\n",
-        "tabs.py": b"import torch\nif 1:\n\tx = 1\n        y = 2\n", "cr.py": b"import torch\rx = 1\r",
-        "nul.py": b"import torch\nx = '\0'\n", "bom.py": b"\xef\xbb\xbfimport torch\n",
+        "tabs.py": b"import torch\nif 1:\n\tx = 1\n        y = 2\n",
+        "cr.py": b"import torch\rx = 1\r",
+        "nul.py": b"import torch\nx = '\0'\n",
+        "bom.py": b"\xef\xbb\xbfimport torch\n",
         "wide.py": "import torch\nx = 1".encode("utf-16"),
         "cells.ipynb": b'{"cells": [{"cell_type": "code", "source": ["import torch\\n", "x ="]}]}',
         "half.ipynb": b'{"cells": [{"cell_type": "code", "source": ["import torch',
-    }  # fmt: skip
+    }
     for name, data in crafted.items():
         yield _write(folder, "code", name, data, bad=True)
     fixtures = sorted((TESTS / "linting" / "fixtures").glob("np*.py"))
@@ -176,9 +184,34 @@ def codes(folder: Path, seed: int, count: int, canary: Path) -> Iterator[Piece]:
 
 def _mutants(folder: Path, kind: str, good: dict[str, bytes], seed: int, count: int) -> Iterator[Piece]:
     dice = random.Random(f"{kind}:{seed}")
-    bites = [b"(", b"[", b"{", b"'", b'"', b"\\", b"\n", b"\t", b":", b"&a ", b"*a ", b"!!", b"\0", b"\xff", b"${",
-             b"#", b"\x85", b"\xed\xa0\x80", b"lambda ", b"async ", b"1e", b"0x", b"%", b"- ", b"---\n",
-             b"..."]  # fmt: skip
+    bites = [
+        b"(",
+        b"[",
+        b"{",
+        b"'",
+        b'"',
+        b"\\",
+        b"\n",
+        b"\t",
+        b":",
+        b"&a ",
+        b"*a ",
+        b"!!",
+        b"\0",
+        b"\xff",
+        b"${",
+        b"#",
+        b"\x85",
+        b"\xed\xa0\x80",
+        b"lambda ",
+        b"async ",
+        b"1e",
+        b"0x",
+        b"%",
+        b"- ",
+        b"---\n",
+        b"...",
+    ]
     for i in range(count):
         name = dice.choice(sorted(good))
         data = bytearray(good[name])
@@ -222,7 +255,7 @@ def pieces(kind: str, folder: Path, seed: int, count: int, canary: Path) -> list
 # --- the limited child ----------------------------------------------------------------------------------------------
 
 
-def feed(found: Iterable[Piece], folder: Path, canary: Path, *, seconds: float = 30) -> Score:
+def feed(found: Iterable[Piece], folder: Path, canary: Path) -> Score:
     """Open every piece in limited children; one that dies or hangs is a crash, and another takes over."""
     score = Score()
     waiting = {p.name: p for p in found}
@@ -236,7 +269,7 @@ def feed(found: Iterable[Piece], folder: Path, canary: Path, *, seconds: float =
         command = [sys.executable, str(Path(__file__).with_name("reader.py")), *good]
         with ordered.open() as stdin, (folder / "stderr").open("w") as stderr:
             child = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        for line in _lines(child, seconds):
+        for line in _lines(child):
             told = json.loads(line)
             if "violation" in told:
                 score.executions.append(told["violation"])
@@ -273,15 +306,13 @@ def _good_files(folder: Path) -> list[str]:
     return named
 
 
-def _lines(child: subprocess.Popen[str], seconds: float) -> Iterator[str]:
-    """The lines of a child; it is ended when nothing comes for so long."""
+def _lines(child: subprocess.Popen[str]) -> Iterator[str]:
+    """The lines of a child; it is ended when nothing comes for five minutes."""
     assert child.stdout is not None
-    started = False
-    while select.select([child.stdout], [], [], seconds if started else 120)[0]:
+    while select.select([child.stdout], [], [], 300)[0]:
         line = child.stdout.readline()
         if not line:
             break
-        started = True
         yield line
     child.kill()
     child.wait()
@@ -301,9 +332,12 @@ def served(folder: Path) -> Iterator[tuple[str, int, str]]:
     limit = 4 << 30
     with (folder / "server").open("w") as stderr:
         child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-        )  # fmt: skip
+        )
     try:
         assert child.stdout is not None
         address = child.stdout.readline().strip()
@@ -323,19 +357,38 @@ def requests(host: str, token: str, seed: int, count: int) -> Iterator[tuple[byt
     dice = random.Random(f"request:{seed}")
     methods = [b"GET", b"POST", b"PUT", b"TRACE", b"get", b"G\0T", b"", b"PRI", b"CONNECT", b"X" * 5000]
     hosts = [host.encode(), b"evil.example", b"", b"[::1", host.encode() + b".evil", b"a\0b", b"x" * 9000]
-    tails = [b"", b"runs", b"points/r0?low=x", b"page/../server.py", b"page/%2e%2e%2fserver.py", b"incident/r0/../../x",
-             b"points/r999999999999999999", b"page/app.js%00", b"%ff%fe", b"?" + b"a=b&" * 3000, b"stream/x",
-             b"//"]  # fmt: skip
+    tails = [
+        b"",
+        b"runs",
+        b"points/r0?low=x",
+        b"page/../server.py",
+        b"page/%2e%2e%2fserver.py",
+        b"incident/r0/../../x",
+        b"points/r999999999999999999",
+        b"page/app.js%00",
+        b"%ff%fe",
+        b"?" + b"a=b&" * 3000,
+        b"stream/x",
+        b"//",
+    ]
     for _ in range(count):
         method, named, tail = dice.choice(methods), dice.choice(hosts), dice.choice(tails)
         right = dice.random() < 0.4
         word = token if right else dice.choice(["", token[:-1], token + "x", "..", token.upper() + "0"])
         head = method + b" /" + word.encode() + b"/" + tail + b" HTTP/1.1\r\nHost: " + named + b"\r\n"
-        extra = dice.choice([
-            b"", b"Origin: http://evil.example\r\n", b"Content-Length: -1\r\n", b"Content-Length: 99999999999\r\n",
-            b"Transfer-Encoding: chunked\r\n\r\nZZZ\r\n", b"X: " + b"y" * 70_000 + b"\r\n", b"no colon at all\r\n",
-            b"Range: bytes=0-0,-1\r\n", b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n",
-        ])  # fmt: skip
+        extra = dice.choice(
+            [
+                b"",
+                b"Origin: http://evil.example\r\n",
+                b"Content-Length: -1\r\n",
+                b"Content-Length: 99999999999\r\n",
+                b"Transfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+                b"X: " + b"y" * 70_000 + b"\r\n",
+                b"no colon at all\r\n",
+                b"Range: bytes=0-0,-1\r\n",
+                b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n",
+            ]
+        )
         data = head + extra + b"Connection: close\r\n\r\n"
         match dice.randrange(5):
             case 0:

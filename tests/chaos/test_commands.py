@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from support.forked import run_python
+
 pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return run_python(str(SCRIPTS / script), *arguments, apart=True)
 
 
 def test_one_trial_again() -> None:
@@ -34,7 +35,10 @@ def test_one_cell_of_the_peers() -> None:
     assert (done.returncode, done.stdout) == (0, "| NaN loss | NaN | **equal** |\n"), done.stderr
 
 
+@pytest.mark.campaign
 def test_a_short_soak() -> None:
-    done = run("soak.py", "--steps", "1500", "--seed", "1")
+    """In a process of its own: it measures its memory, and a forked one still takes up that of its parent."""
+    command = [sys.executable, str(SCRIPTS / "soak.py"), "--steps", "1500", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("reached") == 5

@@ -25,9 +25,19 @@ def test_the_bad_batches_never_happened(workers: Workers, seed: int) -> None:
 
 def of(**changes: object) -> Trial:
     usual = {
-        "seed": 1, "layout": "ddp", "precision": "fp32", "optimizer": "adamw", "accumulate": 2, "drop": "window",
-        "closure": True, "rerun": True, "averaged": False, "max_norm": 1.0, "snapshot_every": 3, "faults": (),
-    }  # fmt: skip
+        "seed": 1,
+        "layout": "ddp",
+        "precision": "fp32",
+        "optimizer": "adamw",
+        "accumulate": 2,
+        "drop": "window",
+        "closure": True,
+        "rerun": True,
+        "averaged": False,
+        "max_norm": 1.0,
+        "snapshot_every": 3,
+        "faults": (),
+    }
     return Trial(**{**usual, **changes})  # type: ignore[arg-type]
 
 
@@ -39,23 +49,37 @@ FOUND = {
         faults=(Fault(window=14, micro=0, ranks=(1,), site="input", kind="nan"),)
     ),
     "an infinite loss of one rank under a scaler, without a second run": of(
-        layout="fsdp2", precision="fp16", accumulate=4,
+        layout="fsdp2",
+        precision="fp16",
+        accumulate=4,
         faults=(Fault(window=11, micro=2, ranks=(0,), site="loss", kind="+inf"),),
     ),
     "a second run in float32 of bfloat16 weights, after which DDP reduced nothing": of(
-        precision="bf16 weights", accumulate=1, max_norm=None,
+        precision="bf16 weights",
+        accumulate=1,
+        max_norm=None,
         faults=(Fault(window=12, micro=0, ranks=(1,), site="loss", kind="nan"),),
     ),
     "a second run in float32 of sharded bfloat16 weights, which FSDP2 did not survive": of(
-        layout="fsdp2", precision="bf16 weights", accumulate=1, max_norm=None,
+        layout="fsdp2",
+        precision="bf16 weights",
+        accumulate=1,
+        max_norm=None,
         faults=(Fault(window=13, micro=0, ranks=(0,), site="activation", kind="nan"),),
     ),
     "a look at sharded weights whose memory FSDP2 had taken back, which ended the process": of(
-        seed=79, layout="fsdp2", precision="bf16", optimizer="rmsprop", accumulate=1, closure=False, rerun=False,
-        faults=tuple(Fault(window=w, micro=0, ranks=(r,), site="input", kind=k)
-                     for w, r, k in ((14, 1, "+inf"), (15, 0, "nan"))),
+        seed=79,
+        layout="fsdp2",
+        precision="bf16",
+        optimizer="rmsprop",
+        accumulate=1,
+        closure=False,
+        rerun=False,
+        faults=tuple(
+            Fault(window=w, micro=0, ranks=(r,), site="input", kind=k) for w, r, k in ((14, 1, "+inf"), (15, 0, "nan"))
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -75,6 +99,7 @@ def test_a_rank_that_hangs_is_named_and_the_next_trial_is_not_spoiled() -> None:
     with Workers(deadline=3) as workers:
         with pytest.raises(TrialError, match=r"rank 1 gave no answer .* for 3 s \(a deadlock\)"):
             workers.run(never_ends)
+        workers.deadline = 300
         assert workers.run(rank_of) == [0, 1]
 
 
@@ -99,6 +124,6 @@ def dies(rank: int) -> None:
 
 
 def test_a_rank_that_dies_ends_no_other() -> None:
-    with Workers(deadline=30) as workers, pytest.raises(TrialError) as caught:
+    with Workers(deadline=300) as workers, pytest.raises(TrialError) as caught:
         workers.run(dies)
     assert str(caught.value) == "rank 1: its process ended with 3"

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch.multiprocessing as mp
+from support.forked import context
 
 
 class TrialError(AssertionError):
@@ -47,7 +47,7 @@ class Workers:
 
     def __init__(self, *, deadline: float, world: int = 2) -> None:
         self.deadline, self.world = deadline, world
-        self._context = mp.get_context("spawn")
+        self._context = context()
         self._crew: list[tuple[Any, Connection]] = []
 
     def __enter__(self) -> Workers:
@@ -101,7 +101,7 @@ class Workers:
         for _, line in self._crew:
             line.send((_hello, ()))
         for rank, (_, line) in enumerate(self._crew):
-            if not line.poll(120):  # importing torch on a busy machine
+            if not line.poll(300):  # importing torch on a busy machine
                 self._dismiss()
                 raise TrialError(f"rank {rank} did not start")
             line.recv()

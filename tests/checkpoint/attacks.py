@@ -175,6 +175,9 @@ def nested() -> Iterator[tuple[str, bytes]]:
     yield "member-far.pt", zipped({**members(weights()), "constants.pkl": b"\x80\x02" + padding + call(RUN) + b"."})
     spelled = b"(lp0\n" + b"I1\na" * 20_000 + call(RUN) + b"."
     yield "member-text.pt", zipped({**members(weights()), "extra/notes": spelled})
+    parts = members(weights())
+    yield "member-second.pt", zipped({**parts, "data.pkl": parts["data.pkl"] + inner})
+    yield "comment.pt", zipped(parts)[:-2] + struct.pack("<H", len(inner)) + inner
     yield "other.zip", zipped({"model/config.pkl": inner})
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -231,6 +234,10 @@ def library_streams() -> dict[str, Callable[[Path], None]]:
         np.savez_compressed(path, a=np.array([Evil(), 1], dtype=object), allow_pickle=True)
 
     return {
-        "cloud.pkl": cloud, "dill.pkl": dilled, "job.joblib": job, "packed.joblib": packed_job, "array.npy": array,
+        "cloud.pkl": cloud,
+        "dill.pkl": dilled,
+        "job.joblib": job,
+        "packed.joblib": packed_job,
+        "array.npy": array,
         "arrays.npz": arrays,
-    }  # fmt: skip
+    }

@@ -6,9 +6,11 @@ import argparse
 import collections
 import datetime
 import importlib
+import inspect
 import io
 import pickle
 import random
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint import attacks
+from checkpoint import attacks, differential
 from checkpoint.attacks import DANGEROUS, RUN, beside_weights, call, library_streams, split, ways, weights, zipped
 from nanproof.checkpoint import scan, scan_series
 from nanproof.checkpoint.names import DTENSOR, ORDINARY, WEIGHTS_ONLY, is_dangerous
@@ -244,19 +246,39 @@ def _objects() -> dict[str, Any]:
     quantized = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1))
     optimizer = torch.optim.AdamW(quantized.parameters())
     return {
-        "namespace": argparse.Namespace(lr=1e-3), "simple": types.SimpleNamespace(lr=1e-3), "path": Path("a"),
-        "when": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "delta": datetime.timedelta(1),
-        "deque": collections.deque([1.0], 3), "default": collections.defaultdict(list, a=[1]),
-        "counter": collections.Counter("aab"), "set": {1, 2}, "frozen": frozenset([1]), "bytes": bytearray(b"x"),
-        "complex": 1j, "slice": slice(1, 2), "range": range(3), "random": random.Random(1),
-        "numpy": np.float32(1), "array": np.ones(3), "objects": np.array(["a", None], dtype=object),
-        "state": np.random.RandomState(0), "generator": np.random.default_rng(0),
-        "rng": generator.get_state(), "device": torch.device("cpu"), "dtype": torch.float32, "size": torch.Size([1]),
-        "sparse": torch.eye(2).to_sparse(), "module": quantized, "optimizer": optimizer,
+        "namespace": argparse.Namespace(lr=1e-3),
+        "simple": types.SimpleNamespace(lr=1e-3),
+        "path": Path("a"),
+        "when": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+        "delta": datetime.timedelta(1),
+        "deque": collections.deque([1.0], 3),
+        "default": collections.defaultdict(list, a=[1]),
+        "counter": collections.Counter("aab"),
+        "set": {1, 2},
+        "frozen": frozenset([1]),
+        "bytes": bytearray(b"x"),
+        "complex": 1j,
+        "slice": slice(1, 2),
+        "range": range(3),
+        "random": random.Random(1),
+        "numpy": np.float32(1),
+        "array": np.ones(3),
+        "objects": np.array(["a", None], dtype=object),
+        "state": np.random.RandomState(0),
+        "generator": np.random.default_rng(0),
+        "rng": generator.get_state(),
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+        "size": torch.Size([1]),
+        "sparse": torch.eye(2).to_sparse(),
+        "module": quantized,
+        "optimizer": optimizer,
         "schedule": torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=9),
-        "scaler": torch.amp.GradScaler("cpu"), "parameter": nn.Parameter(torch.ones(2)),
-        "attention": nn.TransformerEncoderLayer(8, 2, 16), "rnn": nn.LSTM(2, 2),
-    }  # fmt: skip
+        "scaler": torch.amp.GradScaler("cpu"),
+        "parameter": nn.Parameter(torch.ones(2)),
+        "attention": nn.TransformerEncoderLayer(8, 2, 16),
+        "rnn": nn.LSTM(2, 2),
+    }
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -317,6 +339,70 @@ def test_policy_weights_only_says_what_torch_does(tmp_path: Path) -> None:
             wrong.append((name, accepted, report.against))
     assert wrong == []
     assert 10 < refused < len(_policy_files()) - 10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_policy_weights_only_on_changed_pickles() -> None:
+    """A fixed part of ``python -m checkpoint.differential``."""
+    found = differential.compare(600, seed=27)
+    assert [(name, against, said) for name, _, against, said in found.wrong] == []
+    assert len(found.unsure) < 20, found.unsure
+    assert found.accepted > 60
+    assert found.refused > 300
+
+
+def test_the_comparison_with_torch_would_notice_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differential, "reasons", lambda source: [])
+    assert len(differential.compare(20, seed=27).wrong) > 5
+
+
+def test_attributes_of_tensors_that_are_more_than_remembered() -> None:
+    from nanproof.checkpoint.torch_calls import DESCRIPTORS
+
+    kind = nn.Parameter
+    real = {n for n in dir(kind) if inspect.isdatadescriptor(inspect.getattr_static(kind, n))}
+    assert real <= DESCRIPTORS
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"Ns.",
+        b"\x80\x02}" + b"Nq\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"Ns.",
+        b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R.",
+        b"\x80\x02X\x00\x00\x10\x00" + b"a" * (1 << 20) + b"q\x00" + b"c_codecs\nencode\nh\x00\x85R" * 20 + b".",
+        b"\x80\x02" + b"\x8f" * 3_000_000 + b".",
+    ],
+    ids=["deep key", "key that doubles", "memory", "copies", "sets"],
+)
+def test_policy_weights_only_survives_attacks(tmp_path: Path, instructions: bytes) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped({**attacks.members(weights()), "data.pkl": instructions}))
+    begun = time.process_time()
+    assert scan(path, policy="weights-only").against
+    assert time.process_time() - begun < 20
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_value_that_is_a_dangerous_pickle_is_named(tmp_path: Path, protocol: int) -> None:
+    """Loading the checkpoint does not run it; whoever unpickles the value does."""
+    torch.save({**weights(), "extra": b"\x80\x02" + call(RUN) + b"."}, tmp_path / "a.pt", pickle_protocol=protocol)
+    torch.save({**weights(), "extra": pickle.dumps([1.5, "text"])}, tmp_path / "b.pt", pickle_protocol=protocol)
+    named = scan(tmp_path / "a.pt")
+    assert named.health == "suspect"
+    assert named.calls == (f"names {RUN}, which is known to be dangerous",)
+    assert scan(tmp_path / "b.pt").health == "healthy"
+
+
+def test_a_nested_pickle_is_not_said_to_be_in_another_member(tmp_path: Path) -> None:
+    class Nested:
+        def __reduce__(self) -> Any:
+            return pickle.loads, (b"\x80\x02" + call(RUN) + b".",)
+
+    torch.save({**weights(), "e": Nested()}, tmp_path / "a.pt")
+    first, second = scan(tmp_path / "a.pt").calls
+    assert first.startswith("would call pickle.loads")
+    assert second.startswith("would run `touch CANARY` through")
 
 
 def test_split_finds_the_module() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import struct
 import subprocess
 import sys
@@ -39,6 +40,56 @@ def test_two_ranks_print_one_report(tmp_path: Path) -> None:
     assert json.loads(both.stdout)["series"] == json.loads(alone.stdout)["series"]
 
 
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 1,000 shards with an index; one has a NaN and one is cut off."""
+    folder = tmp_path_factory.mktemp("thousand")
+    index = {}
+    for i in range(1, 1001):
+        weight = torch.full((4, 4), float(i))
+        weight[0, 0] = float("nan") if i == 500 else 0.5
+        path = folder / f"pytorch_model-{i:05}-of-01000.bin"
+        torch.save({f"w{i}": weight}, path)
+        if i == 700:
+            path.write_bytes(path.read_bytes()[:-30])
+        index[f"w{i}"] = path.name
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+@pytest.mark.campaign
+def test_a_thousand_shards_under_torchrun(thousand: Path) -> None:
+    alone = scan(thousand)
+    command = ("-m", "torch.distributed.run", "--nproc-per-node=3", "--standalone", "-m", "nanproof", "scan")
+    ranks = subprocess.run(
+        [sys.executable, *command, str(thousand), "--json"], text=True, capture_output=True, timeout=600
+    )
+    (report,) = json.loads(ranks.stdout)["series"]["reports"]
+    assert ranks.returncode == 1
+    assert report["health"] == alone.health == "damaged"
+    assert report["reasons"] == list(alone.reasons)
+    assert len(report["tensors"]) == len(alone.tensors) == 999
+    assert any("00700" in reason for reason in alone.reasons)
+
+
+def test_a_thousand_shards_as_tasks_of_ray(thousand: Path) -> None:
+    ray = pytest.importorskip("ray", reason="make engines runs this in an environment that has Ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        task = ray.remote(lambda work, share: (os.getpid(), work(share)))
+        pids = set()
+
+        def run(work: Any, shares: list[Any]) -> list[Any]:
+            answers = ray.get([task.remote(work, share) for share in shares])
+            pids.update(pid for pid, _ in answers)
+            return [found for _, found in answers]
+
+        assert scan_spread(thousand, run, shares=8) == scan(thousand)
+        assert os.getpid() not in pids
+    finally:
+        ray.shutdown()
+
+
 def test_tasks_in_other_processes_give_the_same_report(tmp_path: Path) -> None:
     """What is sent to them and what comes back can be pickled, as Ray and every pool of processes need it."""
     for i in range(1, 8):
@@ -65,8 +116,10 @@ def test_remote_files(tmp_path: Path) -> None:
     try:
         series = scan_series("memory://run")
         assert {(r.name, r.health) for r in series} == {
-            ("step_0.pt", "healthy"), ("step_1.pt", "corrupt"), ("deep/checkpoint-3", "damaged"),
-        }  # fmt: skip
+            ("step_0.pt", "healthy"),
+            ("step_1.pt", "corrupt"),
+            ("deep/checkpoint-3", "damaged"),
+        }
         assert [r.name for r in scan_series("memory://run/step_*.pt")] == ["step_0.pt", "step_1.pt"]
         assert scan(f"file://{run}/step_0.pt").health == "healthy"
         with pytest.raises(UsageError, match="nothing at memory://none"):
@@ -89,7 +142,7 @@ def many_safetensors(path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+@pytest.mark.parametrize("kind", ["safetensors", pytest.param("pt", marks=pytest.mark.campaign)])
 def test_a_hundred_thousand_tensors_stay_below_the_cap(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"many.{kind}"
     if kind == "pt":

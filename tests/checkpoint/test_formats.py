@@ -129,9 +129,16 @@ def test_shared_storage_is_read_once(tmp_path: Path) -> None:
 
 E8M0 = getattr(torch, "float8_e8m0fnu", None)  # since torch 2.7
 FLOATS = [
-    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, *filter(None, [E8M0]),
-]  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e5m2,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    *filter(None, [E8M0]),
+]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

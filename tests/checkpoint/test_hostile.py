@@ -83,9 +83,13 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool], 
         (warm / name).write_bytes(data)
     must = write_corpus(folder, SEED, good, canary)
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RUNNER), str(folder), str(warm), PEAK], input="\n".join(must), text=True,
-        capture_output=True, timeout=600, env=os.environ | {"MALLOC_ARENA_MAX": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(RUNNER), str(folder), str(warm), PEAK],
+        input="\n".join(must),
+        text=True,
+        capture_output=True,
+        timeout=600,
+        env=os.environ | {"MALLOC_ARENA_MAX": "1"},
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     return must, [json.loads(line) for line in run.stdout.splitlines()], canary
 

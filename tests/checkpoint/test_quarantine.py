@@ -70,9 +70,15 @@ def test_undo_refuses_to_overwrite_and_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['{"action": "move", "from": "{0}/taken.pt", "to": "{0}/private/key"}', "[1]", "{", "[" * 100_000,
-     '{"action": "move", "from": "{0}/key\\u0000", "to": "key"}', '{"action": "move", "from": "", "to": ".."}'],
-)  # fmt: skip
+    [
+        '{"action": "move", "from": "{0}/taken.pt", "to": "{0}/private/key"}',
+        "[1]",
+        "{",
+        "[" * 100_000,
+        '{"action": "move", "from": "{0}/key\\u0000", "to": "key"}',
+        '{"action": "move", "from": "", "to": ".."}',
+    ],
+)
 def test_a_journal_that_somebody_else_wrote_moves_nothing_from_elsewhere(line: str, tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "key").write_text("secret")

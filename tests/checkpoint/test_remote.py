@@ -67,8 +67,10 @@ def test_a_series_in_a_bucket(server: int, through: Any) -> None:
     through(server)
     series = scan_series("s3://bucket/run")
     assert [(r.name, r.health) for r in series] == [
-        ("step_0.pt", "healthy"), ("step_1.pt", "healthy"), ("step_2.pt", "corrupt"),
-    ]  # fmt: skip
+        ("step_0.pt", "healthy"),
+        ("step_1.pt", "healthy"),
+        ("step_2.pt", "corrupt"),
+    ]
     assert series.reports[2].bad[0].name == "layers.7.weight"
     assert [r.health for r in scan_series("s3://bucket/run/step_[01].pt")] == ["healthy", "healthy"]
     sharded = scan("s3://bucket/big")

@@ -27,10 +27,13 @@ def test_order_is_by_step_not_by_spelling(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("healths", "last", "first"),
     [
-        ("hhhbpp", "step_2.pt", "step_3.pt"), ("bbb", None, "step_0.pt"), ("hhh", "step_2.pt", None),
-        ("hbh", "step_2.pt", "step_1.pt"), ("hhd", "step_1.pt", "step_2.pt"),
+        ("hhhbpp", "step_2.pt", "step_3.pt"),
+        ("bbb", None, "step_0.pt"),
+        ("hhh", "step_2.pt", None),
+        ("hbh", "step_2.pt", "step_1.pt"),
+        ("hhd", "step_1.pt", "step_2.pt"),
     ],
-)  # fmt: skip
+)
 def test_last_healthy_and_first_bad(healths: str, last: str | None, first: str | None, tmp_path: Path) -> None:
     series = scan_series(writers.series(tmp_path, healths))
     assert (series.last_healthy, series.first_bad) == (last, first)

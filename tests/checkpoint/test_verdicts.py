@@ -168,7 +168,7 @@ def test_replicas_that_differ(tmp_path: Path) -> None:
         torch.save({"ema": {"w": torch.ones(4, 4) * 0.5 + torch.eye(4)}}, tmp_path / f"ema_rank{rank}.pt")
     assert scan(tmp_path).health == "healthy"
     torch.save({"ema": {"w": torch.ones(4, 4) * 0.5 - torch.eye(4)}}, tmp_path / "ema_rank2.pt")
-    assert scan(tmp_path).reasons == ("ema_rank0.pt and ema_rank2.pt differ in 1 tensors (ema.w)",)
+    assert scan(tmp_path).reasons == ("ema_rank0.pt and ema_rank2.pt differ in 1 tensor (ema.w)",)
 
 
 def test_a_report_is_frozen_and_iterates_over_tensors(tmp_path: Path) -> None:

@@ -66,9 +66,17 @@ def hf_trainer(folder: Path, **arguments: Any) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     data = [{"input_ids": torch.randint(3, 32, (8,)), "labels": torch.randint(3, 32, (8,))} for _ in range(16)]
     args = TrainingArguments(
         output_dir=str(folder),
@@ -179,10 +187,12 @@ def deepspeed_folder(folder: Path) -> Path:
         inner = {"state": {0: flat}, "param_groups": [{"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8}]}
         state = {
             "optimizer_state_dict": {
-                "loss_scaler": None, "zero_stage": 2, "base_optimizer_state": inner,
+                "loss_scaler": None,
+                "zero_stage": 2,
+                "base_optimizer_state": inner,
                 "single_partition_of_fp32_groups": [torch.randn(50)],
             }
-        }  # fmt: skip
+        }
         torch.save(state, step / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     (folder / "latest").write_text("global_step4")
     return folder
@@ -195,9 +205,13 @@ def sharded_safetensors(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
         num_key_value_heads=2,
-    )  # fmt: skip
+    )
     LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="60KB")
     return folder
 

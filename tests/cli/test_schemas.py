@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from nanproof.cli.shell import nanproof
+from support.forked import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +54,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(project: Path) -> Any:
-    command = [sys.executable, "-m", "nanproof", "run", "--json", "--run-dir", "runs/a", "train.py"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=600, check=True)
+    done = run_python("-m", "nanproof", "run", "--json", "--run-dir", "runs/a", "train.py", cwd=project, apart=True)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -68,13 +67,30 @@ def check(verb: str, printed: Any) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "", "case", "diagnose log.jsonl", "diagnose . --before-resume step_1.pt", "diagnose --data data.jsonl",
-        "explain NP204", "explain bad-data", "explain fp16", "explain", "harden config.yaml --set lr=0.01 --diff",
-        "lint bad.py", "lint bad.py --statistics", "lint bad.py --diff", "lint train.py",
-        "report log.jsonl -o report.md", "report log.jsonl other.jsonl -o report.md", "rollout plan.yaml --check",
-        "rollout plan.yaml", "scan .", "scan step_2.pt", "smoke train.py:make", "watch --once log.jsonl",
+        "",
+        "case",
+        "diagnose log.jsonl",
+        "diagnose . --before-resume step_1.pt",
+        "diagnose --data data.jsonl",
+        "explain NP204",
+        "explain bad-data",
+        "explain fp16",
+        "explain",
+        "harden config.yaml --set lr=0.01 --diff",
+        "lint bad.py",
+        "lint bad.py --statistics",
+        "lint bad.py --diff",
+        "lint train.py",
+        "report log.jsonl -o report.md",
+        "report log.jsonl other.jsonl -o report.md",
+        "rollout plan.yaml --check",
+        "rollout plan.yaml",
+        "scan .",
+        "scan step_2.pt",
+        "smoke train.py:make",
+        "watch --once log.jsonl",
     ],
-)  # fmt: skip
+)
 def test_output_follows_its_schema(
     words: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,12 @@ pytestmark = pytest.mark.slow
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "nanproof", *arguments],
-        capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **env},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, **env},
+    )
 
 
 def test_help_names_the_verbs_and_the_exit_codes() -> None:
@@ -48,8 +52,10 @@ def test_help_takes_well_under_300_ms_of_cpu() -> None:
     first = resource.getrusage(resource.RUSAGE_CHILDREN)
     run("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = min(first.ru_utime + first.ru_stime - before.ru_utime - before.ru_stime,
-                after.ru_utime + after.ru_stime - first.ru_utime - first.ru_stime)  # fmt: skip
+    spent = min(
+        first.ru_utime + first.ru_stime - before.ru_utime - before.ru_stime,
+        after.ru_utime + after.ru_stime - first.ru_utime - first.ru_stime,
+    )
     assert spent < 0.3
 
 

@@ -34,14 +34,18 @@ def texts(path: str, text: str) -> dict[str, str]:
 
 names = st.text("abcdefgh_éü", min_size=1, max_size=6).filter(lambda s: s.lower() not in ("no", "on", "off", "y", "n"))
 leaves = (
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text("abc é#:'\"-", max_size=8)
-)  # fmt: skip
+)
 trees = st.dictionaries(
     names,
     st.recursive(leaves, lambda c: st.lists(c, max_size=3) | st.dictionaries(names, c, max_size=3), max_leaves=8),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    min_size=1,
+    max_size=4,
+)
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
@@ -70,9 +74,37 @@ def test_yaml_agrees_with_omegaconf(tree: dict[str, Any], flow: bool) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["1e-4", "1E5", "1.5e4", "1_000", "0x1F", "017", "0o17", "1:30", ".5", "+1", "-.inf", ".nan", "yes", "Off", "~", "",
-     "2001-12-14", "1e", "e1", "1.", "12e03", "1e-4x", "'1e-4'", "0b11", "1__0", "null", "NULL", "1e999"],
-)  # fmt: skip
+    [
+        "1e-4",
+        "1E5",
+        "1.5e4",
+        "1_000",
+        "0x1F",
+        "017",
+        "0o17",
+        "1:30",
+        ".5",
+        "+1",
+        "-.inf",
+        ".nan",
+        "yes",
+        "Off",
+        "~",
+        "",
+        "2001-12-14",
+        "1e",
+        "e1",
+        "1.",
+        "12e03",
+        "1e-4x",
+        "'1e-4'",
+        "0b11",
+        "1__0",
+        "null",
+        "NULL",
+        "1e999",
+    ],
+)
 def test_yaml_words_mean_what_omegaconf_makes_of_them(word: str) -> None:
     ours = next(v.value for v in yamlfile.values(Source("c.yaml", f"a: {word}\n")))
     theirs = OmegaConf.to_container(OmegaConf.create(f"a: {word}\n"))["a"]  # type: ignore[index, call-overload]
@@ -84,8 +116,13 @@ def test_yaml_merges_anchors_and_tags() -> None:
     text = "base: &b {lr: 1e-4, eps: &e 1.0e-8}\nrun:\n  <<: *b\n  lr: 2e-4\n  again: *e\n  t: !!python/tuple [1, 2]\n"
     found = {v.key: v.value for v in yamlfile.values(Source("c.yaml", text))}
     assert found == {
-        "base.lr": 1e-4, "base.eps": 1e-8, "run.eps": 1e-8, "run.lr": 2e-4, "run.again": 1e-8, "run.t": (1, 2),
-    }  # fmt: skip
+        "base.lr": 1e-4,
+        "base.eps": 1e-8,
+        "run.eps": 1e-8,
+        "run.lr": 2e-4,
+        "run.again": 1e-8,
+        "run.t": (1, 2),
+    }
     assert texts("c.yaml", text)["base.eps"] == "1.0e-8"
     [value] = yamlfile.values(Source("c.yaml", "a: !env LR"))
     assert (value.value, value.known) == ("LR", False)
@@ -177,7 +214,7 @@ MAP_BOMB = "a0: &a0 {x: 1}\n" + "".join(
         ("bad.toml", "a = ", "not TOML"),
         ("deep.toml", "a = " + "[" * 5000 + "]" * 5000, "not TOML"),
     ],
-)  # fmt: skip
+)
 def test_hostile_files_get_a_sentence(path: str, text: str, words: str) -> None:
     with pytest.raises(FormatError, match=words):
         parse(Source(path, text))

@@ -68,9 +68,11 @@ def test_the_classic_ladder(config: Path) -> None:
     """System A: half the rate, twice the warm-up, more checkpoints; the dead and the inert are named."""
     found = harden(config, conservative=True)
     assert changes(found) == {
-        "optimizer.lr": (1e-4, 5e-5), "optimizer.min_lr": (1e-5, 5e-6), "training.warmup_steps": (1000, 2000),
+        "optimizer.lr": (1e-4, 5e-5),
+        "optimizer.min_lr": (1e-5, 5e-6),
+        "training.warmup_steps": (1000, 2000),
         "training.save_every": (5000, 2500),
-    }  # fmt: skip
+    }
     assert left(found) == {"optimizer.grad_clip_norm": "low value", "training.accumulation_steps": "dead"}
     assert "  lr: 5.0e-5          # peak\n" in found.after
     assert yaml.safe_load(found.after)["optimizer"]["lr"] == 5e-5
@@ -106,9 +108,12 @@ def test_wishes_are_carried_out_and_marked(config: Path) -> None:
         ],
     )
     assert {c.key: c.mark for c in found.changes} == {
-        "optimizer.lr": "", "optimizer.grad_clip_norm": "low value", "training.warmup_steps": "",
-        "training.accumulation_steps": "dead", "training.ema": "dead",
-    }  # fmt: skip
+        "optimizer.lr": "",
+        "optimizer.grad_clip_norm": "low value",
+        "training.warmup_steps": "",
+        "training.accumulation_steps": "dead",
+        "training.ema": "dead",
+    }
     assert yaml.safe_load(found.after)["training"]["accumulation_steps"] == 2
     clip = next(c for c in found.changes if c.mark == "low value")
     assert "Adam divides the scale out" in clip.remark
@@ -162,7 +167,7 @@ def test_min_lr_above_the_new_rate(config: Path) -> None:
         ),
         ({"grad_norm": 0.8, "grad_norm_peak": 50}, {}),  # it is clipped already
     ],
-)  # fmt: skip
+)
 def test_each_fact_has_its_remedy(
     config: Path, facts: dict[str, object], expected: dict[str, tuple[object, object]]
 ) -> None:
@@ -170,6 +175,22 @@ def test_each_fact_has_its_remedy(
     found = harden(config, facts=known)
     assert changes(found) == expected
     assert all(any("train.log:7" in e for e in c.evidence) for c in found.changes if c.key != "optimizer.min_lr")
+
+
+def test_a_rate_far_beyond_its_optimizer_is_not_only_halved(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nopt = torch.optim.SGD(model.parameters(), lr=1e9)\n")
+    found = harden(script, facts={"cause": "lr-too-high"})
+    assert changes(found) == {"SGD.lr": (1e9, 0.11)}
+
+
+def test_code_is_looked_through_once_for_all_facts() -> None:
+    project = Project(codes=(Code.parse("train.py", "step(cfg.grad_clip)\n"),))
+    told = project.with_facts({"gpu": "V100"}).with_facts({"cause": "warmup"})
+    assert told.facts == {"gpu": "V100", "cause": "warmup"}
+    assert told.reads is project.reads
+    assert told.calls is project.calls
+    assert "lr" in told.with_codes([Code.parse("more.py", "use(cfg.lr)\n")]).reads.mentioned
 
 
 def test_a_rate_that_the_checkpoint_overrides(config: Path) -> None:
@@ -241,13 +262,18 @@ def test_findings_become_changes(tmp_path: Path) -> None:
     path.write_text("optimizer: {name: adamw, lr: 1.0, eps: 1.0e-20}\nepochs: 1e1\nmax_grad_norm: 5000\n")
     found = harden(path)
     assert changes(found) == {
-        "optimizer.lr": (1.0, 1e-3), "optimizer.eps": (1e-20, 1e-8), "max_grad_norm": (5000, 1.0),
+        "optimizer.lr": (1.0, 1e-3),
+        "optimizer.eps": (1e-20, 1e-8),
+        "max_grad_norm": (5000, 1.0),
         "epochs": ("1e1", 10.0),
-    }  # fmt: skip
+    }
     assert yaml.safe_load(found.after)["epochs"] == 10.0
     assert {c.key: c.evidence[0][:5] for c in found.changes} == {
-        "optimizer.lr": "NP703", "optimizer.eps": "NP709", "max_grad_norm": "NP705", "epochs": "NP708",
-    }  # fmt: skip
+        "optimizer.lr": "NP703",
+        "optimizer.eps": "NP709",
+        "max_grad_norm": "NP705",
+        "epochs": "NP708",
+    }
 
 
 def test_a_launch_script_that_has_the_last_word(config: Path) -> None:

@@ -105,8 +105,10 @@ def test_composition_is_hydras(folder: Path, name: str, words: list[str]) -> Non
 def test_provenance_of_a_composed_config(folder: Path) -> None:
     settings = load(folder / "noself.yaml", overrides=["optimizer.lr=5e-5"])
     assert [(Path(v.path).name, v.line, v.value) for v in settings.history["optimizer.lr"]] == [
-        ("adam.yaml", 5, 1e-3), ("noself.yaml", 4, 7.0), ("", 0, 5e-5),
-    ]  # fmt: skip
+        ("adam.yaml", 5, 1e-3),
+        ("noself.yaml", 4, 7.0),
+        ("", 0, 5e-5),
+    ]
     assert settings.tell("optimizer.lr").endswith("noself.yaml:4 says 7, the command line overrides it with 5e-05")
 
 
@@ -141,12 +143,57 @@ def test_a_defaults_list_does_not_lead_out_of_its_folder(tmp_path: Path) -> None
 
 
 WORDS = [
-    "a=1", "a=1e-4", "a=1_000", "a=-1.5", "a=+2", "a=.5", "a=1.", "a=007", "a=0", "a=inf", "a=-nan", "a=null", "a=True",
-    "a=false", "a=abc", "a=abc def", "a='x y'", 'a="1"', "a=[1,2,[3,x]]", "a={b:1,c:{d:2}}", "a=[]", "a={}", "a=",
-    "a=1e5", "a=1E-5", "a=${b.c}", "a=x_${b}", "a.b.c=1", "+a=1", "++a=1", "~a", "~a=1", "a@b=c", "a/b=c", "a=1:2",
-    "a=int(3.7)", "a=float(1)", "a=str(1)", "a=bool(true)", "a=path/to/x-1.pt", "a='it\\'s'", "a=a,b", "a=choice(a,b)",
-    "a=range(1,3)", "a=[a,'b,c']", "a=1x", "a=0x1f", "a=1e", "a=nul", "a=\\,b",
-]  # fmt: skip
+    "a=1",
+    "a=1e-4",
+    "a=1_000",
+    "a=-1.5",
+    "a=+2",
+    "a=.5",
+    "a=1.",
+    "a=007",
+    "a=0",
+    "a=inf",
+    "a=-nan",
+    "a=null",
+    "a=True",
+    "a=false",
+    "a=abc",
+    "a=abc def",
+    "a='x y'",
+    'a="1"',
+    "a=[1,2,[3,x]]",
+    "a={b:1,c:{d:2}}",
+    "a=[]",
+    "a={}",
+    "a=",
+    "a=1e5",
+    "a=1E-5",
+    "a=${b.c}",
+    "a=x_${b}",
+    "a.b.c=1",
+    "+a=1",
+    "++a=1",
+    "~a",
+    "~a=1",
+    "a@b=c",
+    "a/b=c",
+    "a=1:2",
+    "a=int(3.7)",
+    "a=float(1)",
+    "a=str(1)",
+    "a=bool(true)",
+    "a=path/to/x-1.pt",
+    "a='it\\'s'",
+    "a=a,b",
+    "a=choice(a,b)",
+    "a=range(1,3)",
+    "a=[a,'b,c']",
+    "a=1x",
+    "a=0x1f",
+    "a=1e",
+    "a=nul",
+    "a=\\,b",
+]
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -33,9 +33,13 @@ def test_the_order_of_layers(tmp_path: Path) -> None:
     settings = load(*paths, overrides=["lr=6e-5"], arguments={"lr": 8e-5, "weird": object()})
     story = [(v.origin, v.value) for v in settings.history["lr"]]
     assert story == [
-        ("argparse", 1e-3), ("yaml", 1e-4), ("training-args", 8e-5), ("environment", 9e-5), ("command-line", 7e-5),
+        ("argparse", 1e-3),
+        ("yaml", 1e-4),
+        ("training-args", 8e-5),
+        ("environment", 9e-5),
+        ("command-line", 7e-5),
         ("command-line", 6e-5),
-    ]  # fmt: skip
+    ]
     assert [(v.origin, v.value) for v in settings.history["grad_clip_norm"]] == [("yaml", 1.0), ("environment", 0.7)]
     assert not settings["weird"].known
     assert settings.overridden("lr")[0].where == f"{paths[2]}:1"
@@ -74,10 +78,20 @@ python -m pkg.train --seed=1; python3 other.py '--name' "a b"
     launch = read_launch(Source("run.sh", script))
     found = {v.key: v.value for v in launch.values}
     assert found == {
-        "accelerate.mixed_precision": "bf16", "accelerate.num_processes": 4, "learning_rate": 2e-5, "bf16": True,
-        "fp16": True, "cache": False, "betas": 0.9, "offset": -3, "batch_size": 8, "opt.eps": 1e-6,
-        "deepspeed": "ds.json", "seed": 1, "name": "a b",
-    }  # fmt: skip
+        "accelerate.mixed_precision": "bf16",
+        "accelerate.num_processes": 4,
+        "learning_rate": 2e-5,
+        "bf16": True,
+        "fp16": True,
+        "cache": False,
+        "betas": 0.9,
+        "offset": -3,
+        "batch_size": 8,
+        "opt.eps": 1e-6,
+        "deepspeed": "ds.json",
+        "seed": 1,
+        "name": "a b",
+    }
     assert launch.scripts == ["train.py", "pkg.train", "other.py"]
     assert launch.configs == ["ds.json"]
     assert {v.key: v.line for v in launch.values}["offset"] == 7
@@ -233,6 +247,10 @@ python eval.py --split test
 """
     found = [(v.key, v.value, v.line) for v in read_launch(Source("run.sh", script)).values]
     assert found == [
-        ("lr", 1e-4, 2), ("bf16", True, 3), ("hidden_size", 2048, 6), ("clip_grad", 1.0, 7), ("seed", 1, 9),
+        ("lr", 1e-4, 2),
+        ("bf16", True, 3),
+        ("hidden_size", 2048, 6),
+        ("clip_grad", 1.0, 7),
+        ("seed", 1, 9),
         ("split", "test", 11),
-    ]  # fmt: skip
+    ]

@@ -42,17 +42,26 @@ def table(folder: Path, hardware: str | None = None, parameters: int | None = No
 def test_the_alignment_that_was_none(tmp_path: Path) -> None:
     """System B: amp reaches autocast, whose default is fp16, without a scaler; accelerate's bf16 has no say."""
     found = table(
-        tmp_path, "A100", 200_000_000,
-        c__yaml="trainer:\n  amp: True\n  fp16: False\n  lr: 5.0e-5\n", a__yaml=ACCELERATE.format("bf16"), t__py=LOOP,
-    )  # fmt: skip
+        tmp_path,
+        "A100",
+        200_000_000,
+        c__yaml="trainer:\n  amp: True\n  fp16: False\n  lr: 5.0e-5\n",
+        a__yaml=ACCELERATE.format("bf16"),
+        t__py=LOOP,
+    )
     place = {n: tmp_path / n for n in ("t.py", "a.yaml", "c.yaml")}
     assert found.verdict == (
         f"amp: True reaches autocast at {place['t.py']}:10, whose default on cuda is float16, and no GradScaler was "
         f"found; bf16 of {place['a.yaml']}:3 is overridden there"
     )
     assert (found.compute, found.weights, found.states, found.scaler, found.sure, found.ok) == (
-        "float16", "float32", "float32", False, True, False,
-    )  # fmt: skip
+        "float16",
+        "float32",
+        "float32",
+        False,
+        True,
+        False,
+    )
     rows = {(r.what, r.setting): (r.dtype, r.where, r.effective) for r in found.rows}
     assert rows["autocast", "dtype"] == ("float16", f"{place['t.py']}:10", True)
     assert rows["Accelerator", "mixed_precision"] == ("float32", f"{place['t.py']}:7", False)
@@ -88,18 +97,25 @@ def test_double_fp16(tmp_path: Path) -> None:
         ({"c__yaml": "per_device_train_batch_size: 1\nbf16: true\nlearning_rate: 1.0e-4\n"}, "bfloat16", "consistent"),
         ({"c__yaml": "per_device_train_batch_size: 1\nbf16: on\nfp16: on\n"}, "float16", "fp16 and bf16 .* both on"),
         (
-            {"c__yaml": "per_device_train_batch_size: 1\nbf16: true\n",
-             "d__json": '{"fp16": {"enabled": true}, "zero_optimization": {"stage": 2}}'},
-            "float16", "bf16 is on .* DeepSpeed has fp16.enabled on",
+            {
+                "c__yaml": "per_device_train_batch_size: 1\nbf16: true\n",
+                "d__json": '{"fp16": {"enabled": true}, "zero_optimization": {"stage": 2}}',
+            },
+            "float16",
+            "bf16 is on .* DeepSpeed has fp16.enabled on",
         ),
         (
-            {"c__yaml": "per_device_train_batch_size: 1\nbf16: true\n",
-             "d__json": '{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}'},
-            "bfloat16", "consistent",
+            {
+                "c__yaml": "per_device_train_batch_size: 1\nbf16: true\n",
+                "d__json": '{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}',
+            },
+            "bfloat16",
+            "consistent",
         ),
         (
             {"t__py": TRAINER + "TrainingArguments('o', fp16=True)\n", "a__yaml": ACCELERATE.format("bf16")},
-            "float16", "mixed_precision: bf16 is overridden by TrainingArguments.fp16",
+            "float16",
+            "mixed_precision: bf16 is overridden by TrainingArguments.fp16",
         ),
         ({"t__py": f"{TRAINER}TrainingArguments('o')\n", "a__yaml": ACCELERATE.format("bf16")}, "bfloat16", "consist"),
         ({"c__yaml": "trainer: {precision: 16-mixed, max_epochs: 3}\n"}, "float16", "with a loss scaler"),
@@ -109,12 +125,13 @@ def test_double_fp16(tmp_path: Path) -> None:
         ({"c__yaml": "lr: 1.0e-4\n"}, "float32", "consistent: weights float32, computing in float32 throughout"),
         (
             {"t__py": "import torch\ntorch.amp.GradScaler()\nwith torch.autocast('cuda', dtype=torch.half): pass\n"},
-            "float16", "with a loss scaler",
+            "float16",
+            "with a loss scaler",
         ),
         ({"t__py": "import torch\nwith torch.autocast('cpu'): pass\n"}, "bfloat16", "consistent"),
         ({"t__py": "import torch\nwith torch.autocast('cuda', enabled=x): pass\n"}, "float32", "as far as"),
     ],
-)  # fmt: skip
+)
 def test_what_is_in_force(tmp_path: Path, files: dict[str, str], compute: str, words: str) -> None:
     found = table(tmp_path, **files)
     assert found.compute == compute
@@ -178,14 +195,31 @@ def test_the_magnitude_where_bf16_loses_a_step(lr: float, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "bf16"),
     [
-        ("NVIDIA A100-SXM4-80GB", True), ("Tesla V100-SXM2-32GB", False), ("Tesla T4", False), ("H100 PCIe", True),
-        ("NVIDIA GeForce RTX 3090", True), ("RTX 4090", True), ("GeForce RTX 2080 Ti", False), ("GTX 1660 Ti", False),
-        ("GeForce GTX 1080 Ti", False), ("Tesla P100", False), ("AMD Instinct MI250X", True), ("MI300X", True),
-        ("MI50", False), ("sm_80", True), ("sm_75", False), ("8.6", True), ("cpu", True), ("L40S", True),
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("Tesla V100-SXM2-32GB", False),
+        ("Tesla T4", False),
+        ("H100 PCIe", True),
+        ("NVIDIA GeForce RTX 3090", True),
+        ("RTX 4090", True),
+        ("GeForce RTX 2080 Ti", False),
+        ("GTX 1660 Ti", False),
+        ("GeForce GTX 1080 Ti", False),
+        ("Tesla P100", False),
+        ("AMD Instinct MI250X", True),
+        ("MI300X", True),
+        ("MI50", False),
+        ("sm_80", True),
+        ("sm_75", False),
+        ("8.6", True),
+        ("cpu", True),
+        ("L40S", True),
         ("A10G", True),
-        ("8 x A100 80GB", True), ("64 nodes x 4 V100 32GB", False), ("RTX A6000", True), ("Quadro RTX 6000", False),
+        ("8 x A100 80GB", True),
+        ("64 nodes x 4 V100 32GB", False),
+        ("RTX A6000", True),
+        ("Quadro RTX 6000", False),
     ],
-)  # fmt: skip
+)
 def test_hardware(words: str, bf16: bool) -> None:
     found = find_hardware(words)
     assert found is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -59,5 +60,19 @@ def test_a_recorded_run_knows_its_command(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"command": words}))
     command, _ = read_run(tmp_path)
     assert command.shown == "python -m pkg.train --lr 1"
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"has no run\.json"):
+        read_run(tmp_path / "empty")
+    with pytest.raises(UsageError, match=r"there is no run .*nothing"):
         read_run(tmp_path / "nothing")
+
+
+def test_the_last_run_is_the_newest_one(tmp_path: Path) -> None:
+    for seconds, name in ((200, "a"), (100, "b")):
+        (tmp_path / name).mkdir()
+        record = tmp_path / name / "run.json"
+        record.write_text(json.dumps({"command": ["python", f"{name}.py"]}))
+        os.utime(record, (seconds, seconds))
+    assert read_run(tmp_path / "last")[0].shown == "python a.py"
+    (tmp_path / "last").symlink_to("b")
+    assert read_run(tmp_path / "last")[0].shown == "python b.py"

@@ -75,10 +75,27 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(project: Path) -> dict[str, Any]:
-    """The answer of a search that was killed after its first trials and started again."""
+    """The answer of a search that was interrupted, started again, killed, and started again."""
     words = [sys.executable, "-m", "nanproof", "cure", "--jobs", "2", "--out", "cured", "--", "python", "train.py"]
-    first = subprocess.Popen(words, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     trials = project / "cured" / "trials"
+    with subprocess.Popen(
+        words,
+        cwd=project,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored where tests run behind &
+    ) as first:
+        while not list(trials.glob("*")):
+            assert first.poll() is None
+            time.sleep(0.05)
+        started = descendants(first.pid)
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate(timeout=600)
+    assert first.returncode == 130
+    assert said.endswith("error: interrupted\n  hint: the same command goes on from the trials that have ended\n")
+    assert alive(started) == []
+    first = subprocess.Popen(words, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while len(list(trials.glob("*/trial.json"))) < 3:
         assert first.poll() is None
         time.sleep(0.05)

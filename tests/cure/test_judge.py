@@ -16,10 +16,23 @@ DEAD = Reference(best_loss=1.0, died_at=40, step_seconds=0.1, opening="a")
 
 def ran(**changes: Any) -> Ran:
     told: dict[str, Any] = {
-        "name": "lr/2", "slug": "lr-2", "seed": None, "horizon": None, "end": "finished", "exit_code": 0, "steps": 100,
-        "died_at": None, "skipped": 0, "spikes": 0, "best_loss": 0.1, "loss": 0.1, "step_seconds": 0.1, "seconds": 10.0,
-        "metric": Metric(name="accuracy", value=0.95, chance=0.1, target=0.9), "opening": "b",
-    }  # fmt: skip
+        "name": "lr/2",
+        "slug": "lr-2",
+        "seed": None,
+        "horizon": None,
+        "end": "finished",
+        "exit_code": 0,
+        "steps": 100,
+        "died_at": None,
+        "skipped": 0,
+        "spikes": 0,
+        "best_loss": 0.1,
+        "loss": 0.1,
+        "step_seconds": 0.1,
+        "seconds": 10.0,
+        "metric": Metric(name="accuracy", value=0.95, chance=0.1, target=0.9),
+        "opening": "b",
+    }
     return Ran(**{**told, **changes})
 
 

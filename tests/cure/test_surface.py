@@ -185,3 +185,15 @@ def test_a_search_is_that_of_one_state_of_the_code(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == before
     (tmp_path / "train.py").write_text("lr = 2\n")
     assert fingerprint(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    ("cast", "proposed"), [(".half()", ["Adam eps=0.003", "Adam eps=0.01"]), ("", ["Adam eps=0.0001"])]
+)
+def test_the_eps_of_adam_fits_the_weights(project: Path, cast: str, proposed: list[str]) -> None:
+    """With float16 weights 1e-4 is finite, and makes updates far longer than the learning rate."""
+    script = f"import torch\nmodel = torch.nn.Linear(2, 2){cast}\nopt = torch.optim.Adam(model.parameters(), lr=1e-3)\n"
+    found = surface(project, script)
+    assert [c.name for c in propose(Evidence(), found) if c.name.startswith("Adam")] == proposed
+    remedy = remedy_of(change(found, proposed[0]), found)
+    assert f"lr=1e-3, {proposed[0].removeprefix('Adam ')})" in remedy.diff

@@ -7,6 +7,8 @@ for folder in load_folders(half="dev"):
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ class Folder:
     name: str
     accept: tuple[str, ...]
     files: dict[str, str]
+    start: str = "."
+    """Where in it diagnose is called."""
 
     def write(self, root: Path) -> Path:
         for name, text in self.files.items():
@@ -30,9 +34,13 @@ class Folder:
             path.parent.mkdir(parents=True, exist_ok=True)
             if "tfevents" in path.name:
                 _write_events(path, text)
+            elif path.suffix == ".wandb":
+                _write_wandb(path, text)
+            elif path.suffix == ".safetensors":
+                _write_tensors(path, text)
             else:
                 path.write_text(_notebook(text) if path.suffix == ".ipynb" else text, encoding="utf-8")
-        return root
+        return root / self.start
 
 
 def _notebook(text: str) -> str:
@@ -60,6 +68,35 @@ def _write_events(path: Path, text: str) -> None:
             writer.write(Event(wall_time=float(step), step=int(step), summary=scalar).SerializeToString())
 
 
+def _write_wandb(path: Path, text: str) -> None:
+    """An offline file of W&B, from lines ``step tag value``, in one block of LevelDB's framing."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows: dict[int, Record] = {}
+    for step, tag, value in (line.split() for line in text.splitlines()):
+        record = rows.setdefault(int(step), Record())
+        record.history.step.num = int(step)
+        record.history.item.add(key=tag, value_json=value)
+    data = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
+    for record in rows.values():
+        body = record.SerializeToString()
+        data += struct.pack("<IHB", zlib.crc32(body, zlib.crc32(b"\x01")), len(body), 1) + body
+    assert len(data) < 32_768, "more than a block"
+    path.write_bytes(data)
+
+
+def _write_tensors(path: Path, text: str) -> None:
+    """A file of safetensors in float32, from lines ``name value value ...``."""
+    header: dict[str, Any] = {}
+    data = b""
+    for name, *values in (line.split() for line in text.splitlines()):
+        more = struct.pack(f"<{len(values)}f", *map(float, values))
+        header[name] = {"dtype": "F32", "shape": [len(values)], "data_offsets": [len(data), len(data) + len(more)]}
+        data += more
+    head = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + data)
+
+
 def load_folders(path: Path = PACKED, *, half: Half = "all") -> list[Folder]:
     """The folders of a packed file (odd numbers are kept back), or of a directory with truth.json."""
     if path.is_dir():
@@ -83,12 +120,13 @@ def _read_directory(root: Path) -> Iterator[Folder]:
 def _unpack(text: str) -> Iterator[Folder]:
     for block in text.split("\n@@@ ")[1:]:
         head, _, body = block.partition("\n")
-        name, causes, _ = (part.strip() for part in head.split("|", 2))
+        name, causes, source = (part.strip() for part in head.split("|", 2))
         files = {}
         for part in f"\n{body}".split("\n@@ ")[1:]:
             path, _, content = part.partition("\n")
             files[path.strip()] = "\n".join(_expand(content.rstrip("\n").split("\n"))) + "\n"
-        yield Folder(name=name, accept=tuple(causes.split(",")), files=files)
+        start = source.partition(" @ ")[2] or "."
+        yield Folder(name=name, accept=tuple(causes.split(",")), files=files, start=start)
 
 
 def _expand(lines: list[str]) -> Iterator[str]:

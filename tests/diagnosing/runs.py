@@ -101,13 +101,25 @@ def incident(folder: Path, *, mechanism: str = "masked-row", origin: str | None 
 
     verdict = Verdict(kind="nonfinite", step=412, level="loss", value=math.nan, origin=origin)  # type: ignore[arg-type]
     location = {
-        "reproduced": True, "mechanism": mechanism, "op": "_softmax", "file": "model.py", "line": 31,
-        "why": "every entry of a row is −inf", "leaf": "",
-    }  # fmt: skip
+        "reproduced": True,
+        "mechanism": mechanism,
+        "op": "_softmax",
+        "file": "model.py",
+        "line": 31,
+        "why": "every entry of a row is −inf",
+        "leaf": "",
+    }
     record = Incident(
-        id="412", step=412, time="2026-01-02T03:04:05.000Z", rank=0, world_size=1, verdict=verdict,
-        action=Action(kind="skip"), location=location, environment={"torch": "2.13.0", "device": "cpu"},
-    )  # fmt: skip
+        id="412",
+        step=412,
+        time="2026-01-02T03:04:05.000Z",
+        rank=0,
+        world_size=1,
+        verdict=verdict,
+        action=Action(kind="skip"),
+        location=location,
+        environment={"torch": "2.13.0", "device": "cpu"},
+    )
     place = folder / "incidents" / "412"
     place.mkdir(parents=True)
     (place / "incident.json").write_text(json.dumps(record.to_json()))

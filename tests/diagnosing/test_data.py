@@ -154,8 +154,10 @@ def test_images(tmp_path: Path) -> None:
     (tmp_path / "no.jpg").write_bytes(b"hello")
     report = scan_data(tmp_path)
     assert sorted((p.kind, p.file) for p in report.problems) == [
-        ("constant", "blank.png"), ("unreadable", "cut.png"), ("unreadable", "no.jpg"),
-    ]  # fmt: skip
+        ("constant", "blank.png"),
+        ("unreadable", "cut.png"),
+        ("unreadable", "no.jpg"),
+    ]
 
 
 def test_large_values_are_told_unless_they_are_identifiers(tmp_path: Path) -> None:
@@ -290,6 +292,7 @@ def test_boxes_without_area_in_each_layout_of_detection(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
     found = {(p.file, p.kind, p.row) for p in scan_data(tmp_path).problems if p.cause}
     assert found == {
-        ("Annotations/a.xml", "degenerate-box", 1), ("labels/a.txt", "degenerate-box", 1),
+        ("Annotations/a.xml", "degenerate-box", 1),
+        ("labels/a.txt", "degenerate-box", 1),
         ("instances.json", "degenerate-box", 0),
-    }  # fmt: skip
+    }

@@ -31,10 +31,17 @@ def series(*rows: dict[str, Any]) -> set[str]:
 def test_only_the_nine_fields_are_read() -> None:
     """What names the cause, or the repair that worked, must not reach the engine."""
     told = {
-        "symptoms": "loss nan", "flags": ["loss-nan"], "confirmed_cause": "ctc-infeasible", "secondary_cause": "warmup",
-        "fix_that_worked": "lower lr, padding, CTC", "note": "padding", "id": "B14", "source": "ctc", "url": "ctc",
+        "symptoms": "loss nan",
+        "flags": ["loss-nan"],
+        "confirmed_cause": "ctc-infeasible",
+        "secondary_cause": "warmup",
+        "fix_that_worked": "lower lr, padding, CTC",
+        "note": "padding",
+        "id": "B14",
+        "source": "ctc",
+        "url": "ctc",
         "evidence_that_diagnoses": ["data"],
-    }  # fmt: skip
+    }
     evidence, notes = read_description(told)
     alone, _ = read_description({k: v for k, v in told.items() if k in FIELDS})
     assert list(evidence) == list(alone)

@@ -28,12 +28,32 @@ from nanproof.diagnosing.wording import topics
 
 OWN = [json.loads(line) for line in Path(__file__).with_name("incidents_own.jsonl").read_text().splitlines()]
 NAMES = {
-    "amp-misuse", "arch-instability", "bad-data", "benign", "corrupted-checkpoint", "ctc-infeasible",
-    "data-distribution-spike", "distributed-desync", "double-fp16", "empty-target-mean", "eps-underflow",
-    "fp16-overflow", "framework-bug", "hardware-fault", "label-out-of-range", "logger-masks-nan",
-    "loss-scale-collapse", "lr-too-high", "masked-row", "optimizer-eps-beta", "scheduler-state-on-resume",
-    "uninitialised-params", "unstable-op", "warmup", "where-gradient",
-}  # fmt: skip
+    "amp-misuse",
+    "arch-instability",
+    "bad-data",
+    "benign",
+    "corrupted-checkpoint",
+    "ctc-infeasible",
+    "data-distribution-spike",
+    "distributed-desync",
+    "double-fp16",
+    "empty-target-mean",
+    "eps-underflow",
+    "fp16-overflow",
+    "framework-bug",
+    "hardware-fault",
+    "label-out-of-range",
+    "logger-masks-nan",
+    "loss-scale-collapse",
+    "lr-too-high",
+    "masked-row",
+    "optimizer-eps-beta",
+    "scheduler-state-on-resume",
+    "uninitialised-params",
+    "unstable-op",
+    "warmup",
+    "where-gradient",
+}
 
 
 @functools.cache

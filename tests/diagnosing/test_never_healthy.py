@@ -28,9 +28,12 @@ def rows(bad: int | None, column: str) -> list[Row]:
 
 def text(folder: Path, made: list[Row]) -> None:
     folder.joinpath("train.log").write_text(
-        "".join(f"step {r['step']:.0f} loss {r['loss']:.4f} grad_norm {r['grad_norm']:.3f} "
-                f"val_loss {r['val_loss']:.4f} lr {r['lr']}\n" for r in made)
-    )  # fmt: skip
+        "".join(
+            f"step {r['step']:.0f} loss {r['loss']:.4f} grad_norm {r['grad_norm']:.3f} "
+            f"val_loss {r['val_loss']:.4f} lr {r['lr']}\n"
+            for r in made
+        )
+    )
 
 
 def trainer(folder: Path, made: list[Row]) -> None:
@@ -169,3 +172,58 @@ def test_means_over_no_box_are_no_nan_of_the_run(bad: bool, tmp_path: Path) -> N
         told += [f" {i}: {loss}, {loss} avg, 0.001000 rate, 4.1 seconds, {i * 64} images"]
     tmp_path.joinpath("train.log").write_text("\n".join(told) + "\n")
     assert diagnose(tmp_path).verdict == ("broken" if bad else "healthy")
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    step()\n'
+MEMORY = TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB.\n"
+ERROR = TRACEBACK + "ValueError: another reason\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "healthy"),
+    [
+        (MEMORY, True),
+        (TRACEBACK + "KeyboardInterrupt\n", True),
+        ("slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-03-02T15:00:11 DUE TO TIME LIMIT ***\n", True),
+        (MEMORY + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n", True),
+        (ERROR, False),
+        (ERROR + MEMORY, False),
+        (MEMORY + ERROR, False),
+        ("Sending process 101 closing signal SIGTERM\n", False),
+    ],
+)
+def test_how_a_healthy_run_ended(end: str, healthy: bool, tmp_path: Path) -> None:
+    text(tmp_path, rows(None, ""))
+    with tmp_path.joinpath("train.log").open("a") as log:
+        log.write(end)
+    diagnosis = diagnose(tmp_path)
+    assert (diagnosis.verdict == "healthy") == healthy
+    assert bool(diagnosis.ended) == (end is not ERROR and "closing" not in end)
+
+
+@pytest.mark.parametrize("after", ["loss 2e4", "loss 0.0", "loss 1.0\nSIGSEGV"])
+def test_skipped_steps_excuse_nothing_else(after: str, tmp_path: Path) -> None:
+    """A scaler that leaves out bad steps is no reason to clear a run that later grows, turns to 0 or crashes."""
+    told = ["fp16 training: loss_scale 65536"]
+    told += [f"step {i} loss {4 - i / 20} grad_norm {'nan' if i in (9, 10) else 1.1}" for i in range(1, 41)]
+    tmp_path.joinpath("train.log").write_text("\n".join(told) + "\n")
+    assert diagnose(tmp_path, facts={"precision": "fp16"}).verdict == "healthy"
+    told += [f"step {i} {after.replace('2e4', str(10.0 ** (i - 39)))} grad_norm 1.1" for i in range(41, 47)]
+    tmp_path.joinpath("train.log").write_text("\n".join(told) + "\n")
+    assert diagnose(tmp_path, facts={"precision": "fp16"}).verdict != "healthy"
+
+
+def test_runs_beside_each_other_are_not_mixed(tmp_path: Path) -> None:
+    for name, bad in (("lr-high", 17), ("lr-low", None)):
+        tmp_path.joinpath(name).mkdir()
+        text(tmp_path / name, rows(bad, "loss"))
+    diagnosis = diagnose(tmp_path)
+    assert diagnosis.verdict == "healthy"
+    assert diagnosis.notes[0] == "1 other run was not read: lr-high"
+
+
+def test_ranks_of_one_run_are_all_read(tmp_path: Path) -> None:
+    for name, bad in (("rank0", 17), ("rank1", None)):
+        tmp_path.joinpath(name).mkdir()
+        text(tmp_path / name, rows(bad, "loss"))
+    assert diagnose(tmp_path).verdict == "broken"

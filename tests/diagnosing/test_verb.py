@@ -45,17 +45,24 @@ def test_it_says_what_would_decide_when_it_cannot_tell() -> None:
 
 def test_benign_is_exit_0_and_says_so() -> None:
     result = run("--fact", "recovers", "--fact", "grad-norm-leads")
-    assert result.output.startswith("No problem found: ")
-    assert "nothing to repair" in result.output
+    assert result.output.startswith("No problem found (benign, ")
+    assert "it recovers by itself" in result.output
     assert result.exit_code == 0
 
 
 def test_json_is_what_the_issue_says(tmp_path: Path) -> None:
     described = {
-        "framework": "own loop", "model": "CRNN", "symptoms": "CTC loss inf for short crops", "flags": ["loss-nan"],
-        "onset": "data-length-dependent", "series": [], "precision": {"mode": None}, "training": {},
-        "hardware": None, "confirmed_cause": "hidden",
-    }  # fmt: skip
+        "framework": "own loop",
+        "model": "CRNN",
+        "symptoms": "CTC loss inf for short crops",
+        "flags": ["loss-nan"],
+        "onset": "data-length-dependent",
+        "series": [],
+        "precision": {"mode": None},
+        "training": {},
+        "hardware": None,
+        "confirmed_cause": "hidden",
+    }
     (tmp_path / "e.json").write_text(json.dumps(described))
     result = run("--json", "--evidence", tmp_path / "e.json")
     data = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))

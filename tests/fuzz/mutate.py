@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fuzz.seeds import DICTIONARY
 
-SLOW = 25  # seconds for one input
+SLOW = 25  # CPU seconds for one input: on a busy machine a child may wait as long for its turn
 WORDS = [word.encode().decode("unicode-escape").encode("latin-1") for word in DICTIONARY]
 
 
@@ -47,14 +47,14 @@ class TooSlow(BaseException):
     """One input takes longer than any honest file of its size; not an Exception, so that nothing passes over it."""
 
 
-def main(target: str, corpus: str, seconds: float, seed: int, out: str) -> None:
-    """Throw inputs at a target until the time is over; the first that breaks it is written down."""
+def main(target: str, corpus: Path, most: int | None, until: float, seed: int, out: Path) -> None:
+    """Throw ``most`` inputs at a target, or until the clock says ``until``; the first that breaks it is printed."""
     from fuzz import targets
 
-    targets.FOLDER = Path(out)
+    targets.FOLDER = out
     function = targets.TARGETS[target]
-    targets.warm_up(target, Path(corpus))
-    given = [p.read_bytes() for p in Path(corpus).iterdir()] or [b""]
+    targets.warm_up(target, corpus)
+    given = [p.read_bytes() for p in corpus.iterdir()] or [b""]
 
     def watch(event: str, args: tuple[object, ...]) -> None:
         if targets.is_violation(event, args):
@@ -66,12 +66,12 @@ def main(target: str, corpus: str, seconds: float, seed: int, out: str) -> None:
     def late(*_: object) -> None:
         raise TooSlow
 
-    count, until, data = 0, time.monotonic() + seconds, b""
-    signal.signal(signal.SIGALRM, late)
+    count, data = 0, b""
+    signal.signal(signal.SIGPROF, late)
     sys.addaudithook(watch)
     for data in mutated(given, random.Random(seed)):
         count += 1
-        signal.alarm(SLOW)
+        signal.setitimer(signal.ITIMER_PROF, SLOW)
         try:
             function(data)
         except BaseException as error:
@@ -79,10 +79,6 @@ def main(target: str, corpus: str, seconds: float, seed: int, out: str) -> None:
             kind = "false" if isinstance(error, targets.Wrong) else "crashed"
             print(json.dumps({"inputs": count, kind: words[:300], "data": data.hex()}), flush=True)
             raise
-        if not count % 64 and time.monotonic() > until:
+        if count == most or (not count % 16 and time.monotonic() > until):
             break
     print(json.dumps({"inputs": count}), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -16,13 +16,46 @@ from safetensors.torch import save
 from checkpoint.attacks import ways
 
 DICTIONARY = [
-    "torch._utils", "_rebuild_tensor_v2", "collections", "OrderedDict", "storage", "FloatStorage", "os",
-    "system", "cpu", "argparse", "Namespace", "__setstate__", "append", "numpy", "dtype", r"\x80\x02",
-    r"\x80\x04", r"\x93", r"\x81", r"\x85R", r"cos\x0asystem\x0a", r"ccollections\x0aOrderedDict\x0a",
-    r"PK\x03\x04", r"PK\x01\x02", r"PK\x05\x06", "data.pkl", '\\"dtype\\":\\"F32\\"', '\\"shape\\":[2,2]',
-    '\\"data_offsets\\":[0,16]', "__metadata__", "loss: nan", "step", "torch.log(", "torch.softmax(",
-    "defaults:", "${", "*a", "&a", "1e-3",
-]  # fmt: skip
+    "torch._utils",
+    "_rebuild_tensor_v2",
+    "collections",
+    "OrderedDict",
+    "storage",
+    "FloatStorage",
+    "os",
+    "system",
+    "cpu",
+    "argparse",
+    "Namespace",
+    "__setstate__",
+    "append",
+    "numpy",
+    "dtype",
+    r"\x80\x02",
+    r"\x80\x04",
+    r"\x93",
+    r"\x81",
+    r"\x85R",
+    r"cos\x0asystem\x0a",
+    r"ccollections\x0aOrderedDict\x0a",
+    r"PK\x03\x04",
+    r"PK\x01\x02",
+    r"PK\x05\x06",
+    "data.pkl",
+    '\\"dtype\\":\\"F32\\"',
+    '\\"shape\\":[2,2]',
+    '\\"data_offsets\\":[0,16]',
+    "__metadata__",
+    "loss: nan",
+    "step",
+    "torch.log(",
+    "torch.softmax(",
+    "defaults:",
+    "${",
+    "*a",
+    "&a",
+    "1e-3",
+]
 
 
 def seeds(target: str) -> list[bytes]:
@@ -36,18 +69,30 @@ def seeds(target: str) -> list[bytes]:
     numbers = save({"w": torch.ones(4, 4)})
     log = b"".join(json.dumps({"step": i, "loss": 1.0 / (i + 1)}).encode() + b"\n" for i in range(4))
     plain = {
-        "pickle": pickles, "dcp": pickles[:6], "zip": [zip_.getvalue()], "legacy": [legacy.getvalue(), *pickles[:4]],
-        "safetensors": [numbers, numbers[8:-64]], "gguf": [b"\3\0\0\0" + bytes(16)],
+        "pickle": pickles,
+        "dcp": pickles[:6],
+        "zip": [zip_.getvalue()],
+        "legacy": [legacy.getvalue(), *pickles[:4]],
+        "safetensors": [numbers, numbers[8:-64]],
+        "gguf": [b"\3\0\0\0" + bytes(16)],
         "log": [b"\1" + log, b"\1" + log + b'{"step": 4, "loss": NaN}\n', b"\2step,loss\n1,2.0\n2,nan\n", b"\3[]"],
-        "events": [bytes(12)], "config": [b"\0a: {b: [1, 2]}\nc: &x 1\nd: *x\n", b"\1[a]\nb = 1\n", b"\2{}"],
+        "events": [bytes(12)],
+        "config": [b"\0a: {b: [1, 2]}\nc: &x 1\nd: *x\n", b"\1[a]\nb = 1\n", b"\2{}"],
         "override": [b"a.b=[1,2]", b"+a={b:1}", b"~a", b"a=${b}", b"a=int(3.7)", b"a@b=c", b"a='it\\'s'"],
-        "hydra": [b"lr: ${group.lr}\n\xff# @package _global_\nlr: 1e-3\n\xff+a={b:1}",
-                  b"x: &a [1, *a]\n\xfflr: ${..x}\n"],
-    }  # fmt: skip
+        "hydra": [
+            b"lr: ${group.lr}\n\xff# @package _global_\nlr: 1e-3\n\xff+a={b:1}",
+            b"x: &a [1, *a]\n\xfflr: ${..x}\n",
+        ],
+    }
     written = {
-        "weights": _pickles, "dcp": _index, "gguf": _gguf, "events": _event, "wandb": _wandb, "lint": _examples,
+        "weights": _pickles,
+        "dcp": _index,
+        "gguf": _gguf,
+        "events": _event,
+        "wandb": _wandb,
+        "lint": _examples,
         "log": _logs,
-    }  # fmt: skip
+    }
     return [*plain.get(target, []), *(written[target]() if target in written else [])] or [b""]
 
 
@@ -55,9 +100,11 @@ def _pickles() -> list[bytes]:
     """The pickles of torch zips: views, other formats, shared storages, parameters."""
     weight = torch.ones(2, 2)
     trees = [
-        {"w": weight}, {"w": weight.t(), "v": weight[0]}, {"w": torch.ones(8).bfloat16(), "n": torch.zeros(4)},
+        {"w": weight},
+        {"w": weight.t(), "v": weight[0]},
+        {"w": torch.ones(8).bfloat16(), "n": torch.zeros(4)},
         {"p": torch.nn.Parameter(weight), "step": 3, "lr": 1e-4},
-    ]  # fmt: skip
+    ]
     found = []
     for tree in trees:
         buffer = io.BytesIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,13 @@ from nanproof.checkpoint import finite, machine
 def test_kept_inputs(target: str) -> None:
     for data in [*seeds(target), *kept(target)]:
         TARGETS[target](data)
+
+
+def test_a_campaign_has_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    import fuzzing
+
+    assert set(fuzzing.TARGETS) == set(TARGETS)
 
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"lint", "log", "config", "events", "wandb"}))

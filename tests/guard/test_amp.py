@@ -146,7 +146,7 @@ def test_judged_norms_do_not_depend_on_the_scale() -> None:
     for scale in (2.0**4, 2.0**10):
         model, _, _, guard = make(init_scale=scale)
         guard.step(closure(model, make_batches(1)[0]))
-        norms.append(guard._engine.run.recorder.recent[-1].grad_norm)
+        norms.append(guard._context.run.recorder.recent[-1].grad_norm)
     assert abs(norms[0] / norms[1] - 1) < 1e-2
 
 

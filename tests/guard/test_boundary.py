@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -10,13 +11,14 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import nanproof.guard
+from nanproof.guard.boundary import Boundary
 from nanproof.guard.external import attach
 from support.runs import Net, digest, guarded, loss_of, make_batches, seed_everything, with_faults
 
@@ -25,13 +27,15 @@ pytestmark = pytest.mark.slow
 MODULES = tuple(
     importlib.import_module(f"nanproof.guard.{m.name}") for m in pkgutil.iter_modules(nanproof.guard.__path__)
 )
-THE_LOOPS_OWN = ("Guard.", "Deferred.", "BatchReplay.", "FrozenClosure.", "update.")
+THE_LOOPS_OWN = ("Guard.", "OwnLoop.", "Deferred.", "BatchReplay.", "FrozenClosure.", "update.")
 """What the loop calls by itself, runs its passes in, and makes its updates with: its exceptions are the loop's."""
 BOUNDARY = {
-    "Engine": "begin judge finish surviving around lowered fall_back close see watch_pass abandon stop require_running"
-    " _failed _no_reading _record _tell _tell_event",
-    "ExternalLoop": "judge judge_clip step left _stepped in_backward before_backward after_backward close",
-    "OpenStep": "saw abandon parameters",
+    "Boundary": "surviving around hook failed _record_failure",
+    "Context": "failed failure _record_failure tell record stop require_running",
+    "Engine": "begin judge finish lowered fall_back close see next_pass abandon",
+    "ExternalLoop": "judge judge_clip step left _stepped close",
+    "Passes": "in_backward before_backward after_backward",
+    "OpenStep": "saw next_pass abandon parameters",
     "training": "gradients_of",
     "Training": "zero_grad",
     "DataSource": "add",
@@ -114,7 +118,7 @@ def external(batches: list[Any], run_dir: Path | None, made: Made) -> Ended:
     loop = attach(model, optimizer, run_dir=run_dir)
     made()
     for b in batches:
-        loop.data.add(b, "a batch")
+        loop.passes.data.add(b, "a batch")
         loss = loss_of(model, b)
         with loop.in_backward(loss):
             loss.backward()
@@ -234,3 +238,28 @@ def test_no_function_of_the_guard_lets_a_bad_step_through(
         if how is None or not how.finite:
             wrong.append(f"{name}: {'the run died' if how is None else 'NaN got into the parameters'}")
     assert wrong == []
+
+
+def test_a_failure_is_recorded_each_time_and_printed_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Records(Boundary):
+        kept: ClassVar[list[str]] = []
+
+        def _record_failure(self, doing: str, said: str, *, first: bool) -> None:
+            self.kept.append(said)
+
+    ours = Records()
+    for _ in range(3):
+        with ours.surviving("taking a snapshot"):
+            raise OSError("disk full")
+    entered = 0
+    for _ in range(2):
+        with ours.around("waiting", lambda: contextlib.nullcontext(1 / 0)):
+            entered += 1  # the loop's own work
+    assert entered == 2
+    assert ours.hook("watching", lambda: 1 / 0)() is None
+    assert [said.partition(":")[0] for said in ours.kept] == ["taking a snapshot"] * 3 + ["waiting"] * 2 + ["watching"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "nanproof: guard-failed, taking a snapshot: OSError: disk full",
+        "nanproof: guard-failed, waiting: ZeroDivisionError: division by zero",
+        "nanproof: guard-failed, watching: ZeroDivisionError: division by zero",
+    ]

@@ -14,8 +14,9 @@ from torch import nn
 from nanproof import Guard
 from nanproof.errors import NonFiniteError
 from nanproof.guard import forward_capture
-from nanproof.guard.external import ExternalLoop
+from nanproof.guard.external import attach
 from nanproof.guard.guard import guard_of
+from nanproof.guard.policy import Policy
 from support.runs import Net, digest, guarded, loss_of, make_batches, seed_everything, with_faults
 
 INF = float("inf")
@@ -101,14 +102,14 @@ def test_large_gradients_of_outputs_are_not_held(monkeypatch: pytest.MonkeyPatch
     """The gradient of an LLM's logits would otherwise live until the step."""
     monkeypatch.setattr(forward_capture, "KEPT_BYTES", 100)
     model = nn.Linear(4, 4)
-    loop = ExternalLoop(guarded(model, torch.optim.SGD(model.parameters(), lr=0.1), external=True))
+    loop = attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for rows, kept in ((2, 1), (50, 0)):
         loss = model(torch.randn(rows, 4)).square().mean()
-        loop.before_backward(loss)
+        loop.passes.before_backward(loss)
         loss.backward()
-        loop.after_backward()
-        assert loop._open is not None
-        assert len(loop._open.passes[-1].capture._gradients) == kept
+        loop.passes.after_backward()
+        assert loop.passes.step is not None
+        assert len(loop.passes.step.passes[-1].capture._gradients) == kept
         optimizer = loop.guard.training.optimizers[0]
         loop.step(optimizer, optimizer.step)
 
@@ -132,13 +133,13 @@ def test_an_output_that_the_loss_leaves_out_may_get_no_gradient() -> None:
             return Sink.apply(super().forward(x), x.sum() * self.bias)
 
     model = Heads(4, 4)
-    loop = ExternalLoop(guarded(model, torch.optim.SGD(model.parameters(), lr=0.1), external=True))
+    loop = attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     loss = model(torch.randn(2, 4))[0].square().mean()
-    loop.before_backward(loss)
+    loop.passes.before_backward(loss)
     loss.backward()
-    loop.after_backward()
-    assert loop._open is not None
-    assert set(loop._open.passes[-1].capture._gradients) == {0}
+    loop.passes.after_backward()
+    assert loop.passes.step is not None
+    assert set(loop.passes.step.passes[-1].capture._gradients) == {0}
 
 
 def test_a_bad_state_that_is_only_observed_does_not_hold_a_guarded_loop_back() -> None:
@@ -153,13 +154,13 @@ def test_a_bad_state_that_is_only_observed_does_not_hold_a_guarded_loop_back() -
 def test_a_bad_state_that_is_only_observed_does_not_hold_steps_back() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loop = ExternalLoop(guarded(model, optimizer, policy="observe", snapshot_every=1, external=True))
+    loop = attach(model, optimizer, policy=Policy.observe(snapshot_every=1))
     model[1].running_var[0] = INF
     for _ in range(4):
         loss = model(torch.randn(8, 4)).square().mean()
-        loop.before_backward(loss)
+        loop.passes.before_backward(loss)
         loss.backward()
-        loop.after_backward()
+        loop.passes.after_backward()
         loop.step(optimizer, optimizer.step)
         assert loop.carried_out
     assert loop.guard.tally.updates == 4
@@ -167,16 +168,16 @@ def test_a_bad_state_that_is_only_observed_does_not_hold_steps_back() -> None:
 
 def test_autocast_around_the_model_is_part_of_what_is_played_again() -> None:
     model = nn.Linear(4, 4, bias=False)
-    loop = ExternalLoop(guarded(model, torch.optim.SGD(model.parameters(), lr=0.1), policy="observe", external=True))
+    loop = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), policy="observe")
     with torch.no_grad():
         model.weight.fill_(1e4)
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(torch.full((2, 4), 10.0)).mean()
     assert loss.isinf()
-    loop.before_backward(loss)
+    loop.passes.before_backward(loss)
     loss.backward()
-    loop.after_backward()
-    assert loop._open is not None
-    play = loop._open.passes[-1].capture.step()
+    loop.passes.after_backward()
+    assert loop.passes.step is not None
+    play = loop.passes.step.passes[-1].capture.step()
     assert play is not None
     assert play().isinf()  # in float32 it would be 4e5

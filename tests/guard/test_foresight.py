@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanproof import Guard, Policy
 from nanproof.errors import GuardStop, UsageError
+from nanproof.guard.attention import Logits
 from nanproof.guard.foresight import Outputs
 from nanproof.guard.options import Watch
-from nanproof.guard.precursors import SAMPLE, Precursors
+from nanproof.guard.precursors import SAMPLE, Part, Precursors
 from support.runs import seed_everything
 
 
@@ -46,62 +48,84 @@ def dying(run_dir: Path | None = None, steps: int = 185, **options: Any) -> tupl
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
+def read(part: Part | None) -> Mapping[str, float]:
+    assert part is not None
+    return part.now()
+
+
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "rmsprop"])
 def test_each_signal_is_what_a_plain_computation_gives(kind: str) -> None:
     seed_everything()
-    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+    model = nn.Sequential(nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last), nn.Flatten(), nn.Linear(12, 3))
     make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}[kind]
     optimizer = make(model.parameters(), lr=0.01)
     precursors = Precursors(list(model.named_parameters()), [optimizer])
     before: dict[str, Tensor] = {}
-    for update in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(5, 6)).square().sum().backward()
-        names, values = precursors.read() or ([], torch.empty(0))
-        found = dict(zip(names, values.tolist(), strict=True))
-        for name, p in model.named_parameters():
+    for update in range(5):
+        found = read(precursors.sample(update))
+        ready = update > (kind != "sgd")  # the first update makes the second moments: a new start
+        for name, p in model.named_parameters() if ready else ():
             if p.dim() < 2:
                 assert not any(k.endswith(f"/{name}") for k in found), "biases are left out"
                 continue
-            assert p.grad is not None
-            assert found[f"grad_norm/{name}"] == pytest.approx(p.grad.norm().item(), rel=1e-5)
-            if update:
-                change = (p - before[name]).norm() / before[name].norm()
-                assert found[f"update_ratio/{name}"] == pytest.approx(change.item(), rel=1e-4)
-            if update and kind != "sgd":
+            change = (p - before[name]).norm() / before[name].norm()
+            assert found[f"update_ratio/{name}"] == pytest.approx(change.item(), rel=1e-4)
+            if kind != "sgd":
+                assert p.grad is not None
                 state = optimizer.state[p]
                 v = state["exp_avg_sq"] / (1 - 0.999**update) if kind == "adamw" else state["square_avg"]
-                assert found[f"g2_over_v/{name}"] == pytest.approx((p.grad**2 / v).mean().item(), rel=1e-3)
-        if update:
-            still = torch.cat([(p == before[n]).flatten() for n, p in model.named_parameters() if p.dim() == 2])
+                assert found[f"g2_over_v/{name}"] == pytest.approx((p.grad**2 / v).mean().item(), rel=2e-3)
+        if ready:
+            still = torch.cat([(p == before[n]).flatten() for n, p in model.named_parameters() if p.dim() > 1])
             assert found["unmoved"] == pytest.approx(still.float().mean().item())
-        assert any(k.startswith("g2_over_v/") for k in found) == (kind != "sgd" and update > 0)
+        assert any(k.startswith("g2_over_v/") for k in found) == (kind != "sgd" and ready)
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        optimizer.zero_grad()
+        model(torch.randn(5, 2, 3, 3)).square().sum().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["plain", "half", "mixed"])
+def test_gradient_norms_of_matrices_are_those_of_a_plain_computation(kind: str, tmp_path: Path) -> None:
+    seed_everything()
+    model: Any = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+    model = model.bfloat16() if kind == "half" else model
+    model[2] = model[2].double() if kind == "mixed" else model[2]
+    x = torch.randn(5, 6, dtype=model[0].weight.dtype)
+    watch = Watch(params=["*"])
+
+    def loss() -> Tensor:
+        return model[2](model[1](model[0](x)).to(model[2].weight.dtype)).square().sum()
+
+    named = dict(model.named_parameters())
+    norms = {
+        n: g.float().norm().item() for n, g in zip(named, torch.autograd.grad(loss(), named.values()), strict=True)
+    }
+    with Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), run_dir=tmp_path, watch=watch) as guard:
+        guard.step(loss)
+    line = json.loads((tmp_path / "training_log.jsonl").read_text().splitlines()[0])
+    matrices = {f"grad_norm/{n}": norms[n] for n in norms if named[n].dim() > 1}
+    assert {k: v for k, v in line.items() if k.startswith("grad_norm/")} == pytest.approx(matrices, rel=1e-2)
+    assert line["grad_norm"] == pytest.approx(math.hypot(*norms.values()), rel=1e-2)
 
 
 def test_a_large_matrix_is_sampled_evenly() -> None:
     w = nn.Parameter(torch.arange(10.0 * SAMPLE).reshape(10, SAMPLE))
     precursors = Precursors([("w", w)], [])
-    w.grad = torch.ones_like(w)
-    precursors.read()
+    read(precursors.sample(0))
     with torch.no_grad():
         w.view(-1)[1::10] += 1.0  # between the samples: not seen
         w.view(-1)[::10] *= 2.0
-    names, values = precursors.read() or ([], torch.empty(0))
-    found = dict(zip(names, values.tolist(), strict=True))
-    assert found["update_ratio/w"] == pytest.approx(1.0)
-    assert found["grad_norm/w"] == pytest.approx(w.grad.norm().item())
+    assert read(precursors.sample(1))["update_ratio/w"] == pytest.approx(1.0)
 
 
 def test_the_share_of_elements_that_do_not_move() -> None:
     w = nn.Parameter(torch.ones(8, 8))
     precursors = Precursors([("w", w)], [])
-    precursors.read(gradients=False)
+    read(precursors.sample(0))
     with torch.no_grad():
         w[:2] += 1
-    names, values = precursors.read(gradients=False) or ([], torch.empty(0))
-    assert dict(zip(names, values.tolist(), strict=True))["unmoved"] == 0.75
+    assert read(precursors.sample(1))["unmoved"] == 0.75
 
 
 class Mixed(nn.Module):
@@ -129,13 +153,162 @@ def test_the_outputs_that_could_overflow_first_are_chosen(tmp_path: Path) -> Non
     assert not any(m._forward_hooks for m in model.modules()), "closed: no hook is left"
 
 
-def test_a_module_called_twice_counts_with_its_largest_output() -> None:
+def test_a_module_called_twice_counts_with_all_of_its_outputs() -> None:
     model = nn.ModuleDict({"same": nn.Identity()})
     outputs = Outputs(model, ["same"], 0)
-    outputs.listen(True)
+    outputs.listen(None)
     for value in (3.0, -7.0, 2.0):
         model["same"](torch.tensor([value]))
-    assert outputs.seen["same"].item() == 7.0
+    assert [value.item() for value in outputs.seen["same"]] == [-7.0, 3.0]
+
+
+class Eager(nn.Module):
+    """Attention written out, under a mask, called twice."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.broken = False
+
+    def scores(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu(1)
+        return (self.q(x) @ self.k(x).transpose(-1, -2) * 9.0).masked_fill(mask, -math.inf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.broken:
+            raise ValueError("no batch")
+        return torch.softmax(self.scores(x), -1) @ self.v(x)
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(q, q, q)[:, 0]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_largest_attention_logit_is_what_a_plain_computation_gives(half: bool) -> None:
+    seed_everything()
+    model = nn.Sequential(Eager(), Fused(), nn.Linear(8, 8))
+    logits = Logits(model, [], 8)
+    x = torch.randn(3, 5, 8)
+    logits.listen(None)
+    with torch.autocast("cpu", torch.float16, enabled=half):
+        model(x).sum().backward()
+        plain = model[0].scores(x).amax().item()
+    logits.listen(())
+    assert set(logits.seen) == {"0"}, "fused attention keeps its logits to itself"
+    assert logits.seen["0"].item() == pytest.approx(plain, rel=1e-6)
+    assert logits.limits["0"] == (65504.0 if half else torch.finfo(torch.float32).max)
+    logits.choose({"0": plain})
+    assert logits.names == ["0"]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_multi_head_attention_that_returns_its_weights_is_eager() -> None:
+    seed_everything()
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    model = nn.ModuleDict({"attn": attention})
+    logits = Logits(model, ["attn"], 0)
+    x = torch.randn(3, 5, 8)
+    logits.listen(None)
+    attention(x, x, x)
+    assert attention.in_proj_weight is not None
+    q, k, _ = (x @ attention.in_proj_weight.T).unflatten(-1, (3, 2, 4)).movedim(-3, 0).transpose(-2, -3)
+    assert logits.seen["attn"].item() == pytest.approx((q @ k.transpose(-1, -2) / 2).amax().item(), rel=1e-5)
+
+
+def test_a_pass_that_fails_leaves_no_mode_behind() -> None:
+    model = nn.Sequential(nn.Sequential(Eager()))
+    logits = Logits(model, [], 8)
+    logits.listen(None)
+    model[0][0].broken = True
+    with pytest.raises(ValueError, match="no batch"):
+        model(torch.randn(3, 5, 8))
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    model[0][0].broken = False
+    model(torch.randn(3, 5, 8))
+    assert set(logits.seen) == {"0.0"}
+
+
+def test_attention_in_a_guarded_run_is_logged_and_forecast(tmp_path: Path) -> None:
+    """Query weights that grow by a factor per step: the logits grow with them."""
+    seed_everything()
+    model = nn.Sequential(Eager(), nn.Linear(8, 1))
+    with torch.no_grad():
+        model[0].k.weight.copy_(model[0].q.weight)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1e-9), run_dir=tmp_path)
+    for step in range(75):
+        with torch.no_grad():
+            model[0].q.weight.mul_(1.0 if step < 30 else 1.15)
+        with torch.autocast("cpu", torch.float16):
+            guard.step(lambda: model(torch.ones(2, 5, 8) + torch.arange(8)).square().mean())
+    guard.close()
+    lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    read = [line["step"] for line in lines if "logits/0" in line]
+    assert read[:22] == [*range(1, 22), 31]
+    assert read[22:32] == [*range(41, 51)], "at every step once a reading is beyond its history"
+    warned = [line for line in lines if line.get("event") == "warning"]
+    died = min(line["step"] for line in lines if "loss" in line and line["verdict"] != "ok")
+    assert died - warned[0]["step"] >= 10
+    (trend,) = [t for t in warned[0]["trends"] if t["name"] == "logits/0"]
+    assert trend["limit"] == 65504.0
+    assert warned[0]["reason"].startswith("the largest attention logit of module 0 grows 1.")
+
+
+class Partly(Eager):
+    """Eager attention with a function inside that may only run compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._twice = torch.compile(lambda x: x.sin() * 2, backend="eager", fullgraph=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._twice(super().forward(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile looks at it itself
+@pytest.mark.parametrize("kind", ["whole", "function"])
+def test_compiled_code_stays_compiled(kind: str) -> None:
+    """Hooks that come and go would have it compiled again."""
+    seed_everything()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model: Any = nn.Sequential(Partly() if kind == "function" else Eager(), nn.Linear(8, 1))
+    if kind == "whole":
+        model.compile(backend="eager")
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    graphs = []
+    for _ in range(25):
+        assert guard.step(lambda: model(torch.randn(2, 5, 8)).square().mean()).ok
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    guard.close()
+    assert graphs == [graphs[0]] * 25
+    assert graphs[0] >= 1
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def test_every_micro_batch_of_a_step_counts(tmp_path: Path) -> None:
+    """The largest of all of them, and the update after a step that was read."""
+    seed_everything()
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    before = math.nan
+    with Guard(model, optimizer, run_dir=tmp_path, accumulate=2) as guard:
+        for step in range(32):
+            before = model[0].weight.item() if step == 30 else before
+            for value in (5.0, 1.0):
+                guard.step(lambda v=value: model(torch.full((2, 1), v)).square().mean())
+    lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert steps[30]["absmax/0"] == pytest.approx(abs(5.0 * before), rel=1e-5), "not that of the last micro-batch"
+    assert [i for i, line in enumerate(steps) if "absmax/0" in line] == [*range(20), 20, 30]
+    assert [i for i, line in enumerate(steps) if "update_ratio" in line] == [*range(1, 20), 20, 21, 31]
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -170,26 +343,48 @@ def test_a_warning_never_changes_the_run() -> None:
         assert all(torch.equal(a, b) for a, b in zip(states[0], other, strict=True))
 
 
-class Reads(TorchDispatchMode):
-    """Counts the reads of device values by the host."""
+class Ops(TorchDispatchMode):
+    """Counts operations, and reads of device values by the host."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._local_scalar_dense.default
+        self.count += 1
+        self.reads += func is torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
 
 
-def test_no_host_read_of_its_own() -> None:
+def test_a_step_that_is_read_adds_few_operations_and_no_host_read() -> None:
+    """However many matrices: one for each of 4 outputs, 2 to send them with the rest, 1 to send samples of weights."""
     counts = []
     for automatic in (8, 0):
-        with Reads() as reads:
-            _, guard = dying(steps=45, watch=Watch(automatic=automatic))
-        counts.append(reads.count)
+        seed_everything()
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
+        guard = Guard(model, torch.optim.AdamW(model.parameters()), watch=Watch(automatic=automatic))
+        ops = []
+        for step in range(34):
+            with Ops() as seen:
+                guard.step(lambda model=model: model(torch.ones(2, 4)).square().mean())
+            ops += [(seen.count, seen.reads)] if step > 28 else []
+        counts.append(ops)
         guard.close()
-    assert counts[0] == counts[1] > 0
+    more = [(a - b, reads - others) for (a, reads), (b, others) in zip(*counts, strict=True)]
+    assert more == [(0, 0), (6, 0), (6, 0), (0, 0), (0, 0)]
+
+
+def test_a_calm_run_reads_each_output_once_in_ten_steps(tmp_path: Path) -> None:
+    seed_everything()
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
+    with Guard(model, torch.optim.SGD(model.parameters(), lr=1e-3), run_dir=tmp_path) as guard:
+        for _ in range(60):
+            guard.step(lambda: model(torch.ones(2, 4)).square().mean())
+    lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    read = [{k for k in line if k.startswith("absmax/")} for line in lines[30:60]]
+    assert [len(names) for names in read] == ([4, 4] + [0] * 8) * 3
+    assert len(read[0] | read[1]) == 8
+    assert read[0] == read[10] == read[20]
 
 
 def test_a_snapshot_is_taken_and_the_next_checkpoint_is_kept(tmp_path: Path) -> None:
@@ -197,10 +392,10 @@ def test_a_snapshot_is_taken_and_the_next_checkpoint_is_kept(tmp_path: Path) -> 
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     guard = Guard(model, optimizer, policy=Policy(snapshot_every=10_000))
-    taken = guard._engine.snapshots.count
-    climb(guard, model, 175)
+    taken = guard._context.snapshots.count
+    climb(guard, model, 185)
     assert guard.tally.warnings
-    assert guard._engine.snapshots.count > taken
+    assert guard._context.snapshots.count > taken
     for i in range(6):
         guard.save(tmp_path / f"{i}.pt")
     assert sorted(p.name for p in tmp_path.glob("*.pt")) == ["0.pt", "3.pt", "4.pt", "5.pt"]
@@ -208,7 +403,7 @@ def test_a_snapshot_is_taken_and_the_next_checkpoint_is_kept(tmp_path: Path) -> 
 
 
 def test_the_policy_may_stop_at_a_warning() -> None:
-    with pytest.raises(GuardStop, match="the policy stops at a warning: the update of"):
+    with pytest.raises(GuardStop, match="the policy stops at a warning: each update changes"):
         dying(policy=Policy(on_warning="stop"))
 
 
@@ -237,7 +432,7 @@ def test_a_number_of_the_loop_is_logged_and_forecast(tmp_path: Path, caplog: pyt
     logged = [line["entropy"] for line in lines if "entropy" in line]
     assert logged[35] == pytest.approx(0.7 * 0.9**5)
     assert len(logged) == 60
-    assert "the entropy falls to 0.9 × per step and reaches 0.005 in about" in caplog.text
+    assert "the entropy falls by 10% per step and reaches 0.005 in about" in caplog.text
     assert math.isfinite(guard.tally.updates)
 
 

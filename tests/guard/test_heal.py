@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import nanproof
 from nanproof import Guard, islands
 from nanproof.errors import UsageError
 from nanproof.guard.external import ExternalLoop, attach
@@ -40,9 +41,15 @@ class Loop:
     """One small training with everything that a test varies."""
 
     def __init__(
-        self, *, weights: str = "autocast", scaler: bool = False, accumulate: int = 1, heal: str = "open",
-        model: nn.Module | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        weights: str = "autocast",
+        scaler: bool = False,
+        accumulate: int = 1,
+        heal: str = "open",
+        model: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
         torch.manual_seed(0)
         self.model = model if model is not None else Net(gain=2e4)
         self.autocast = weights == "autocast"
@@ -101,7 +108,7 @@ def test_a_step_that_leaves_the_range_is_healed_and_not_lost(weights: str, accum
     assert guard.tally.updates == N
     assert guard.tally.actions["heal"] == 1
     (repair,) = guard.repairs
-    assert (repair.path, repair.dtype, repair.was, repair.step) == ("blocks.1", "float32", "float16", BAD + 1)
+    assert (repair.path, repair.kind, repair.was, repair.step) == ("blocks.1", "float32", "float16", BAD + 1)
     assert "forward and backward; good batches differ by" in repair.proof
     assert paths(loop.model) == ["blocks.1"]
     assert all(bool(torch.isfinite(p).all()) for p in loop.model.parameters())
@@ -131,9 +138,9 @@ def test_by_default_a_repair_is_offered_once_and_nothing_is_changed(caplog: pyte
     assert all(map(torch.equal, loop.model.parameters(), plain.model.parameters()))
     assert not islands.list(loop.model)
     said = [r.message for r in caplog.records]
-    offers = [m for m in said if "would have healed" in m]
+    offers = [m for m in said if "is finite if" in m]
     assert len(offers) == 1
-    assert "blocks.1 in float32 would have healed step 8 (33% of the parameters)" in offers[0]
+    assert "step 8 is finite if blocks.1 computes in float32 (33% of the parameters)" in offers[0]
     (how,) = [m for m in said if "nothing was changed" in m]
     assert 'nanproof.islands.open(model, "blocks.1")' in how
     assert "nanproof run --heal" in how
@@ -161,11 +168,27 @@ def test_a_run_that_diverges_after_an_island_goes_back_to_before_it(caplog: pyte
     assert f"rolled back to update {first} " in caplog.text
 
 
+def test_islands_that_open_while_a_run_diverges_do_not_hide_it() -> None:
+    """They keep it finite, one after the other; it goes back to the state before all of them."""
+    loop, first, broken = Loop(), 24, 28
+    with loop.guard() as guard:
+        for i, (x, y) in enumerate(batches(bad=(first,), n=40)):
+            if i == broken:
+                with torch.no_grad():
+                    loop.model.blocks[0].down.bias.add_(50)
+            loop.model.blocks[2].gain = 2e4 if i > broken and not guard.tally.actions["rollback"] else 1.0
+            guard.step(lambda x=x, y=y: loop.loss(x, y))
+    assert guard.tally.actions["heal"] == 2
+    assert guard.tally.actions["rollback"] == 1
+    assert guard.tally.undone <= broken - first + 4
+    assert loop.loss(*batches(bad=())[0]) < 10
+
+
 def test_a_few_hard_batches_after_an_island_are_no_divergence() -> None:
     loop, first = Loop(), 24
     with loop.guard() as guard:
         for i, (x, y) in enumerate(batches(bad=(first,), n=40)):
-            factor = 1e3 if first < i < first + 5 else 1.0
+            factor = 1e3 if first < i < first + 3 else 1.0
             guard.step(lambda x=x, y=y, factor=factor: loop.loss(x, y) * factor)
     assert not guard.tally.actions["rollback"]
     assert guard.tally.updates == 40
@@ -210,7 +233,7 @@ def test_a_repair_that_changes_good_batches_is_not_opened(caplog: pytest.LogCapt
             guard.step(lambda x=x, y=y: loop.loss(x, y))
     assert guard.tally.actions["skip"] == 1
     assert not islands.list(loop.model)
-    assert any("changes good batches by" in r.message for r in caplog.records)
+    assert any("good batches change by" in r.message for r in caplog.records)
 
 
 def test_a_model_that_amplifies_rounding_may_differ_by_that() -> None:
@@ -307,7 +330,7 @@ def test_islands_are_part_of_the_guards_state(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING), offering.guard() as guard:
         guard.load_state_dict(state)
     assert not islands.list(offering.model)
-    assert 'it does not now: pass heal="open"' in caplog.text
+    assert 'not now: pass heal="open"' in caplog.text
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -333,7 +356,7 @@ def test_compiled_models() -> None:
 
 
 def test_a_wrong_word_is_told() -> None:
-    with pytest.raises(UsageError, match=r"heal is 'yes'.*off or offer or open"):
+    with pytest.raises(UsageError, match=r"heal is 'yes'.*off, offer, open"):
         Loop(heal="yes").guard()
 
 
@@ -436,3 +459,143 @@ def test_loops_without_a_closure() -> None:
             guard.step()
     assert guard.tally.updates == N
     assert [r.path for r in guard.repairs] == ["blocks.1"]
+
+
+# --- other repairs ---------------------------------------------------------------------------------------------
+
+
+def half_classifier() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(64, 5)).half()
+    x = torch.randint(0, 50, (32, 4))
+    return model, x, x[:, 0] % 5
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_an_eps_that_is_zero_in_float16_is_repaired_before_the_first_update(kind: Any, external: bool) -> None:
+    model, x, y = half_classifier()
+
+    def loss() -> Tensor:
+        return nn.functional.cross_entropy(model(x).float(), y)
+
+    twin = copy.deepcopy(model)
+    optimizer = kind(twin.parameters(), lr=1e-2)
+    nn.functional.cross_entropy(twin(x).float(), y).backward()
+    optimizer.step()
+    assert not all(bool(p.isfinite().all()) for p in twin.parameters()), "without a repair the first update breaks it"
+
+    optimizer = kind(model.parameters(), lr=1e-2)
+    first = loss().item()
+    if external:
+        loop = attach(model, optimizer, heal="open")
+        for _ in range(30):
+            optimizer.zero_grad()
+            value = loss()
+            with loop.in_backward(value, value, scaler=None):
+                value.backward()
+            loop.step(optimizer, optimizer.step)
+        repairs = loop.guard.repairs
+    else:
+        with Guard(model, optimizer, heal="open") as guard:
+            for _ in range(30):
+                assert guard.step(loss).ok
+        repairs = guard.repairs
+    (repair,) = repairs
+    assert (repair.path, repair.kind, repair.was, repair.step) == (kind.__name__, "eps", "float16", 1)
+    assert optimizer.param_groups[0]["eps"] == repair.value > 1e-5
+    assert loss().item() < 0.7 * first, "it learns"
+
+
+def test_an_eps_is_only_offered_by_default_and_reopened_on_resume(caplog: pytest.LogCaptureFixture) -> None:
+    model, x, y = half_classifier()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with Guard(model, optimizer) as guard:
+        guard.step(lambda: nn.functional.cross_entropy(model(x).float(), y))
+    assert optimizer.param_groups[0]["eps"] == 1e-8
+    assert any("step 1 is finite if Adam steps with eps" in r.message for r in caplog.records)
+    state = {**guard.state_dict(), "repairs": [{"path": "Adam", "kind": "eps", "step": 1, "value": 1e-2}]}
+    model, x, y = half_classifier()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with Guard(model, optimizer, heal="open") as guard:
+        guard.load_state_dict(state)
+        assert optimizer.param_groups[0]["eps"] == 1e-2
+        assert guard.step(lambda: nn.functional.cross_entropy(model(x).float(), y)).ok
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, large: float) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x * large, x * large, self.v(x))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.out = Attention(), nn.Linear(64, 1)
+
+    def forward(self, x: Tensor, large: float) -> Tensor:
+        return self.out(self.attention(x, large))
+
+
+def test_a_step_that_only_the_fused_attention_kernel_breaks_runs_with_the_math_kernel(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The fused kernel scales the scores after it has computed them, beyond float32; the math kernel before."""
+    torch.manual_seed(0)
+    model = Attending()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with Guard(model, optimizer, heal="open", max_norm=1.0) as guard:
+        for large in (1.0, 1.0, 3e18, 1.0):  # 64 · 9e36 is beyond float32's maximum, an eighth of it is not
+            x = torch.ones(2, 1, 4, 64)
+            guard.step(lambda x=x, large=large: model(x, large).pow(2).mean())
+    assert guard.tally.updates == 4, "not even that batch is lost"
+    (repair,) = guard.repairs
+    assert (repair.path, repair.kind) == ("attention", "math-attention")
+    assert "good batches" in repair.proof
+    line = next(t for t in caplog.text.splitlines() if "to make it permanent" in t).partition("evaluation: ")[2]
+    fresh = Attending()
+    exec(line, {"nanproof": nanproof, "model": fresh})
+    assert [(i.path, i.kind) for i in islands.list(fresh)] == [("attention", "math-attention")]
+    assert fresh(torch.ones(2, 1, 4, 64), 3e18).isfinite().all()
+    assert [(i.path, i.kind, i.dtype) for i in islands.list(model)] == [("attention", "math-attention", "")]
+
+
+class Exponential(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(self.f(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it compiles the rest
+def test_a_module_that_only_compiled_code_breaks_runs_eagerly() -> None:
+    def wrong(graph: Any, _: Any) -> Any:
+        """A backend with a bug: what holds an exp and begins with large values comes out as NaN."""
+
+        def run(*inputs: Any) -> Any:
+            bad = any("exp" in str(n.target) for n in graph.graph.nodes)
+            bad = bad and any(i.is_floating_point() and i.detach().abs().max().item() > 50 for i in inputs)
+            return tuple(o * float("nan") if bad and o.is_floating_point() else o for o in graph.forward(*inputs))
+
+        return run
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), Exponential(), nn.Linear(4, 1))
+    model = torch.compile(plain, backend=wrong)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1e-4)
+    try:
+        with Guard(model, optimizer, heal="open", max_norm=1.0) as guard:
+            for size in (1.0, 1.0, -60.0, 1.0):
+                x = torch.full((2, 4), size)
+                guard.step(lambda x=x: model(x).pow(2).mean())
+        assert guard.tally.updates == 4
+        (repair,) = guard.repairs
+        assert (repair.path.split(".")[0], repair.kind) == ("1", "eager")
+    finally:
+        torch._dynamo.reset()

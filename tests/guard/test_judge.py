@@ -138,9 +138,16 @@ ORIGINS = [None, "transient", "range", "data", "state", "scale"]
 
 def everything() -> Any:
     for kind, level, origin, consecutive, rollbacks, restores, snapshot, checkpoint, mode in itertools.product(
-        KINDS, LEVELS, ORIGINS, (0, 4, 5, 6), ((), (1,), (1, 2, 3)), (0, 1), (None, 3), (False, True),
+        KINDS,
+        LEVELS,
+        ORIGINS,
+        (0, 4, 5, 6),
+        ((), (1,), (1, 2, 3)),
+        (0, 1),
+        (None, 3),
+        (False, True),
         ("protect", "stop", "observe"),
-    ):  # fmt: skip
+    ):
         verdict = Verdict(kind=kind, step=10, level=level, origin=origin)  # type: ignore[arg-type]
         history = History(consecutive=consecutive, rollbacks=rollbacks, restores=restores)
         means = Recoveries(snapshot=snapshot, checkpoint=checkpoint)

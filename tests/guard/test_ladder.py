@@ -204,7 +204,7 @@ def test_a_snapshot_of_a_bad_state_never_pushes_out_a_good_one() -> None:
     with torch.no_grad():
         run.model.last.weight[0, 0] = float("nan")
     run.feed(make_batches(8))
-    healthy = run.guard._engine.snapshots.healthy()
+    healthy = run.guard._context.snapshots.healthy()
     assert [s.update for s in healthy] == [4]
 
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -53,6 +52,8 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow about what it uses itself
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow  # here: a worker that runs other tests need not load it
+
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/m.db")
     with mlflow.start_run():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from nanproof.errors import LockedError
 from nanproof.files import read_jsonl
 from nanproof.guard import incident as incident_module
 from nanproof.schema import schema_of
+from support.forked import run_python
 from support.runs import loss_of, make_batches, make_run, with_faults
 
 
@@ -94,6 +93,15 @@ def test_a_run_that_keeps_failing_does_not_fill_the_disk(tmp_path: Path, monkeyp
     assert [(f / "batch.safetensors").exists() for f in folders] == [True] * 3 + [False] * 3
 
 
+def test_bad_steps_in_a_row_are_printed_in_full_a_few_times_only(tmp_path: Path, caplog: Any) -> None:
+    run = make_run(run_dir=tmp_path, policy=Policy(max_consecutive=100, rerun=False))
+    run.feed(with_faults(make_batches(1), {0: "grad:nan"})[:1] * 6)
+    printed = [r.getMessage() for r in caplog.records if "→ skip" in r.getMessage()]
+    assert len(printed) == 6
+    assert ["; grad first.weight" in line or "runs.py" in line for line in printed] == [True] * 3 + [False] * 3
+    assert all(f"incidents/{i:06d}" in line for i, line in enumerate(printed, 1))
+
+
 def test_the_summary_is_loud_and_says_why(tmp_path: Path, caplog: Any) -> None:
     run = make_run(run_dir=tmp_path, spike_window=16)
     run.feed(with_faults(make_batches(20), {5: "nan", 14: "spike"}))
@@ -112,9 +120,8 @@ def test_the_summary_comes_at_the_end_of_a_script_that_never_closes(tmp_path: Pa
         "m = torch.nn.Linear(2, 2); g = Guard(m, torch.optim.SGD(m.parameters(), lr=0.1), run_dir='run')\n"
         "for i in range(5): g.step(lambda: m(torch.ones(1, 2)).sum() * (float('nan') if i == 3 else 1))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True
-    )
+    done = run_python("-c", script, cwd=tmp_path, apart=True)
+    assert done.returncode == 0, done.stderr
     assert "nanproof: 5 steps, 4 updates, 1 skipped" in done.stderr
     assert len(list(read_jsonl(tmp_path / "run" / "training_log.jsonl"))) == 5
 
@@ -161,7 +168,7 @@ def test_the_guard_s_own_failure_is_loud_and_the_healthy_run_goes_on(monkeypatch
         raise ZeroDivisionError("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nanproof.guard.readback.Reader.now", broken)
+        patch.setattr("nanproof.guard.readback.Reader.receive", broken)
         verdict = run.guard.step(lambda: loss_of(run.model, clean[3]))
         assert (verdict.kind, verdict.names) == ("guard-failed", ("judging a step: ZeroDivisionError: a bug of ours",))
         # even then a bad step is not carried out
@@ -181,7 +188,7 @@ def test_no_other_part_of_the_guard_ends_a_healthy_run(monkeypatch: Any, caplog:
     reference.feed(clean)
     run = make_run(snapshot_every=3)
     with monkeypatch.context() as patch:
-        patch.setattr(f"nanproof.guard.{broken}", lambda *_: 1 / 0)
+        patch.setattr(f"nanproof.guard.{broken}", lambda *_, **__: 1 / 0)
         assert set(run.feed(clean)) == {"ok"}
     assert run.digest() == reference.digest()
     assert run.guard.tally.failures
@@ -192,7 +199,7 @@ def test_a_policy_may_stop_when_the_guard_fails(monkeypatch: Any) -> None:
     from nanproof.errors import GuardStop
 
     run = make_run(policy=Policy(on_guard_failure="stop"))
-    monkeypatch.setattr("nanproof.guard.readback.Reader.now", lambda *_: 1 / 0)
+    monkeypatch.setattr("nanproof.guard.readback.Reader.receive", lambda *_, **__: 1 / 0)
     with pytest.raises(GuardStop, match=r"guard-failed guard.*the policy stops then"):
         run.feed(make_batches(1))
 
@@ -213,7 +220,7 @@ def test_state_round_trips() -> None:
     a.feed(with_faults(make_batches(20), {12: "nan"}))
     b.guard.load_state_dict(json.loads(json.dumps(a.guard.state_dict())))
     assert b.guard.state_dict() == a.guard.state_dict()
-    windows = [run.guard._engine.groups.all.window for run in (a, b)]
+    windows = [run.guard._context.groups.all.window for run in (a, b)]
     assert windows[0].limits() == windows[1].limits()
     assert math.isfinite(windows[1].limits().grad_norm)
 

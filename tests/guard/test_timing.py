@@ -127,8 +127,8 @@ def test_late_refuses_what_it_cannot_keep(change: dict[str, Any], words: str) ->
         make("deferred", fused=fused, **change)
 
 
-def extra_ops(timing: str) -> tuple[int, float]:
-    """Operations that the guard adds to a step that clips anyway: usually, and on average."""
+def extra_ops(timing: str) -> list[int]:
+    """Operations that the guard adds to steps that clip anyway, in a calm run: one for each of fifty steps."""
 
     class Ops(TorchDispatchMode):
         count = 0
@@ -143,7 +143,7 @@ def extra_ops(timing: str) -> tuple[int, float]:
     for _ in range(20):  # with a full window, as in a long run: limits move every step
         guard.step(lambda: loss_of(model, batches[0]))
     counts = []
-    for _ in range(20):
+    for _ in range(50):
         with Ops() as guarded_step:
             guard.step(lambda: loss_of(model, batches[1]))
         counts.append(guarded_step.count)
@@ -153,15 +153,18 @@ def extra_ops(timing: str) -> tuple[int, float]:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-    return sorted(counts)[10] - plain.count, sum(counts) / 20 - plain.count
+    return [count - plain.count for count in counts]
 
 
-def test_the_guard_adds_a_handful_of_operations() -> None:
-    """It does not grow with the model: buffers are one foreach copy, the rest is a few scalars."""
-    usual, average = extra_ops("exact")
-    assert usual <= 17
-    assert average <= 20  # every twentieth step compares checksums of three parameters
-    assert extra_ops("deferred")[0] <= 22
+def test_the_guard_adds_a_handful_of_operations_to_every_step() -> None:
+    """It does not grow with the model: buffers are one foreach copy, the rest is a few scalars.
+
+    Every tenth step reads four outputs here, every twentieth compares samples of three parameters.
+    """
+    assert max(extra_ops("exact")) <= 17
+    late = extra_ops("deferred")
+    assert sorted(late)[25] <= 15
+    assert max(late) <= 21  # each of the three buffers is selected by itself
 
 
 def test_a_tensor_is_returned_unchanged() -> None:

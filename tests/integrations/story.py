@@ -68,11 +68,13 @@ def train(script: str, folder: Path, *, guarded: bool) -> Ended:
     parameters = list(trainer.model.parameters())
     return Ended(
         losses=tuple(line["loss"] for line in trainer.state.log_history if "loss" in line),
-        finite=sum(bool(torch.isfinite(p).all()) for p in parameters), tensors=len(parameters),
-        saved=saved, left=_on_disk(folder / "out"),
+        finite=sum(bool(torch.isfinite(p).all()) for p in parameters),
+        tensors=len(parameters),
+        saved=saved,
+        left=_on_disk(folder / "out"),
         incident=found[0] if len(found) == 1 else None,
         raw=tuple(line["loss"] for line in read_jsonl(run / "training_log.jsonl")) if guarded else (),
-    )  # fmt: skip
+    )
 
 
 def _on_disk(folder: Path) -> dict[int, str]:

@@ -39,9 +39,12 @@ def make_engine(precision: str = "bf16", **more: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     config = {
-        "train_micro_batch_size_per_gpu": 2, "steps_per_print": 10_000, "zero_optimization": {"stage": 1},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}, precision: {"enabled": True, **more},
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": 2,
+        "steps_per_print": 10_000,
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}},
+        precision: {"enabled": True, **more},
+    }
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 

@@ -58,9 +58,13 @@ class Net(lightning.LightningModule):
 def fit(net: Any, data: Any, *callbacks: Any, ckpt_path: str | None = None, **options: Any) -> Any:
     given = {"max_epochs": 1, "gradient_clip_val": 1.0, "enable_checkpointing": False, **options}
     trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=list(callbacks), **given,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **given,
+    )
     torch.manual_seed(2)
     trainer.fit(net, data, ckpt_path=ckpt_path)
     return trainer

@@ -67,11 +67,13 @@ def fit(loop: Any, folder: Path, *, faults: bool, callbacks: list[Any]) -> Any:
 
     folder.mkdir()
     return TorchTrainer(
-        loop, train_loop_config={"folder": str(folder), "faults": faults}, scaling_config=ScalingConfig(num_workers=2),
+        loop,
+        train_loop_config={"folder": str(folder), "faults": faults},
+        scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
             storage_path=str(folder / "ray"), callbacks=callbacks, failure_config=FailureConfig(max_failures=1)
         ),
-    ).fit()  # fmt: skip
+    ).fit()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -69,13 +69,22 @@ def make(folder: Path, data: Samples, *callbacks: Any, eval_dataset: Any = None,
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     given = {"max_steps": 16, "save_strategy": "no", "logging_steps": 1, **options}
     args = TrainingArguments(
-        output_dir=str(folder / "out"), per_device_train_batch_size=8, report_to=[], use_cpu=True, disable_tqdm=True,
-        seed=0, **given,
-    )  # fmt: skip
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=8,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=0,
+        **given,
+    )
     return InOrder(
-        model=model, args=args, train_dataset=data, eval_dataset=eval_dataset, callbacks=list(callbacks),
+        model=model,
+        args=args,
+        train_dataset=data,
+        eval_dataset=eval_dataset,
+        callbacks=list(callbacks),
         optimizers=(optimizer, schedule),
-    )  # fmt: skip
+    )
 
 
 def train(trainer: Trainer, **options: Any) -> None:
@@ -211,9 +220,12 @@ def test_the_trainer_is_left_as_it_was(tmp_path: Path) -> None:
     trainer = make(tmp_path, Samples(), GuardCallback(run_dir=tmp_path / "run"), max_steps=2)
     train(trainer)
     for owner, name in (
-        (trainer, "save_model"), (trainer, "_save_checkpoint"), (trainer.accelerator, "backward"),
-        (trainer.accelerator, "clip_grad_norm_"), (trainer.optimizer, "step"),
-    ):  # fmt: skip
+        (trainer, "save_model"),
+        (trainer, "_save_checkpoint"),
+        (trainer.accelerator, "backward"),
+        (trainer.accelerator, "clip_grad_norm_"),
+        (trainer.optimizer, "step"),
+    ):
         assert name not in vars(owner)
 
 

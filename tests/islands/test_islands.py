@@ -234,6 +234,10 @@ def test_errors_name_the_next_step() -> None:
         islands.open(model, "block.1")
     with pytest.raises(UsageError, match=r"cannot compute in torch\.int32.*torch\.float32"):
         islands.open(model, "blocks.1", dtype=torch.int32)
+    with pytest.raises(UsageError, match=r"no island of kind 'eps'.*float32, eager, math-attention"):
+        islands.open(model, "blocks.1", kind="eps")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"train\.py:3 is a line.*name its module"):
+        islands.open(model, "train.py:3", kind="eager")
 
 
 # --- lines -------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ TREE = {
     "    from ..losses import WORD as W\n    return W if L.WORD == W == WORD else 'mixed'\n",
     "pkg2/__init__.py": "from .losses import WORD\nfrom . import losses\n",
     "pkg2/losses.py": LOSSES,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", IMPORTS)
@@ -75,10 +75,13 @@ def test_only_what_imports_it_is_copied(tmp_path: Path) -> None:
     paths = plant(
         tmp_path,
         {
-            "losses.py": LOSSES, "train.py": "import losses\n", "eval.py": "import os\n",
-            "tests/test_losses.py": "import losses\n", "test_more.py": "import losses\n",
+            "losses.py": LOSSES,
+            "train.py": "import losses\n",
+            "eval.py": "import os\n",
+            "tests/test_losses.py": "import losses\n",
+            "test_more.py": "import losses\n",
         },
-    )  # fmt: skip
+    )
     made = copies({tmp_path / "losses.py": COPY}, paths)
     assert sorted(p.name for p in made) == ["losses_stable.py", "train_stable.py"]
 

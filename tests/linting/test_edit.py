@@ -64,7 +64,7 @@ EXPRESSIONS = st.recursive(
         inner.map(lambda e: f"({e})[0]"),
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @given(EXPRESSIONS, EXPRESSIONS, st.randoms(use_true_random=False))

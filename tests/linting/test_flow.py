@@ -68,11 +68,14 @@ def test_the_value_of_a_name(source: str, expected: str | None) -> None:
     ("body", "expected"),
     [
         ("def __init__(self):\n        self.x = 1\n    def f(self):\n        use(self.x)", "1"),
-        ("def __init__(self):\n        self.x = 1\n    def g(self):\n        self.x = 2\n    "
-         "def f(self):\n        use(self.x)", None),
+        (
+            "def __init__(self):\n        self.x = 1\n    def g(self):\n        self.x = 2\n    "
+            "def f(self):\n        use(self.x)",
+            None,
+        ),
         ("def f(self):\n        self.x = 1\n        use(self.x)\n    def g(self):\n        self.x = 2", "1"),
     ],
-)  # fmt: skip
+)
 def test_the_value_of_an_attribute(body: str, expected: str | None) -> None:
     assert held(f"class A:\n    {body}", "self.x") == expected
 

@@ -17,8 +17,8 @@ from nanproof.linting.settings import Settings
 TEXT = """import torch
 
 
-def loss(p, target):
-    return torch.sqrt(((p - target) ** 2).mean())
+def spread(a, b):
+    return torch.sqrt(((a - b) ** 2).mean())
 """
 
 

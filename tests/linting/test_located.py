@@ -22,9 +22,16 @@ def incident(folder: Path, line: int, code: str) -> None:
     place = folder / "runs" / "a" / "incidents" / f"{line}"
     place.mkdir(parents=True)
     location = Location(
-        reproduced=True, phase="forward", op="tan", file=str(folder / "train.py"), line=line, function="loss",
-        code=(f"> {line} | {code}",), mechanism="pole", why="tan of 1.57 is infinite",
-    )  # fmt: skip
+        reproduced=True,
+        phase="forward",
+        op="tan",
+        file=str(folder / "train.py"),
+        line=line,
+        function="loss",
+        code=(f"> {line} | {code}",),
+        mechanism="pole",
+        why="tan of 1.57 is infinite",
+    )
     (place / "incident.json").write_text(json.dumps({"location": location.to_json()}))
 
 
@@ -49,7 +56,7 @@ def test_a_located_line_with_a_rule_is_told_there(tmp_path: Path) -> None:
 def test_what_is_possible_is_shown_where_it_happened_and_only_there(tmp_path: Path) -> None:
     root = "torch.sqrt(((x - {}) ** 2).mean())"
     lines = [root.format("y"), root.format("z")]
-    text = f"import torch\n\n\ndef loss(x, y, z):\n    first = {lines[0]}\n    return first + {lines[1]}\n"
+    text = f"import torch\n\n\ndef spread(x, y, z):\n    first = {lines[0]}\n    return first + {lines[1]}\n"
     (tmp_path / "train.py").write_text(text)
     assert lint(tmp_path) == ()
     incident(tmp_path, 5, f"first = {lines[0]}")

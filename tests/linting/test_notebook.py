@@ -25,12 +25,12 @@ def notebook(*cells: str | list[str], **options: object) -> bytes:
                 "cell_type": "code",
                 "execution_count": None,
                 "metadata": {"tags": []},
-                "outputs": [{"output_type": "stream", "name": "stdout", "text": ["\"cells\": [{]\\\n"]}],
+                "outputs": [{"output_type": "stream", "name": "stdout", "text": ['"cells": [{]\\\n']}],
                 "source": c if isinstance(c, list) else c.splitlines(keepends=True),
             }
             for c in cells
         ),
-    ]  # fmt: skip
+    ]
     whole = {"cells": made, "metadata": {"language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
     return (json.dumps(whole, indent=1, ensure_ascii=bool(options.get("ascii"))) + "\n").encode()
 
@@ -121,8 +121,9 @@ def test_a_broken_cell_is_named_and_the_others_are_linted(tmp_path: Path) -> Non
     path.write_bytes(notebook("import torch", "y = 1\nx = = 1\n", SECOND))
     found = lint([path])
     assert [(f.code, f.path.rpartition("/")[2], f.line, f.column) for f in found] == [
-        ("NP001", "a.ipynb:cell 3", 2, 5), ("NP206", "a.ipynb:cell 4", 2, 9),
-    ]  # fmt: skip
+        ("NP001", "a.ipynb:cell 3", 2, 5),
+        ("NP206", "a.ipynb:cell 4", 2, 9),
+    ]
     assert "syntax error" in found[0].message
     run = Inspection([path])
     outcome = run.apply([f for _, f in run.fix(unsafe=False) if f is not None], why="lint --fix")

@@ -87,7 +87,7 @@ SAFE = [
     # --- NP214
     ("NP214", "def f(x, y):\n    return x / (y.abs().clamp(min=1) + 1e-8)", 2),
     ("NP214", "def f(x, y):\n    n = torch.clamp(y, min=1.0)\n    return x / (1e-10 + n)", 2),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "text", "count"), SAFE, ids=[f"{c}-{i}" for i, (c, _, _) in enumerate(SAFE)])
@@ -228,7 +228,7 @@ UNSAFE = [
     ("NP210", "def f(x):\n    return torch.where(x > 0, torch.log(x), torch.zeros_like(x))", (3,), None),
     ("NP210", "def f(x):\n    return torch.where(x == 0, torch.ones_like(x), torch.sin(x) / x)", (3,), None),
     ("NP210", "def f(x):\n    return torch.where(x <= 0, x, x.sqrt())", (3,), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ CAREFUL = [
     ("NP209", "def f(x):\n    e = torch.exp(x)\n    return e / e.sum(1, keepdim=True)"),
     ("NP209", "def f(x):\n    return torch.exp(x) / torch.exp(x).sum(1)"),
     ("NP201", "def loss(x, mask):\n    return (x * mask).sum() / mask.sum()"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "text"), CAREFUL, ids=[f"{c}-{i}" for i, (c, _) in enumerate(CAREFUL)])
@@ -301,7 +301,7 @@ GONE = [
     ("NP207", "def loss(x, y):\n    x = x.sigmoid()\n    return F.binary_cross_entropy(x, y)"),
     ("NP208", "def f(x):\n    x = torch.exp(x)\n    return torch.log(x.sum(1))"),
     ("NP209", "def f(x):\n    x = torch.exp(x)\n    return x / x.sum(1, keepdim=True)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "text"), GONE, ids=[f"{c}-{i}" for i, (c, _) in enumerate(GONE)])

@@ -26,8 +26,13 @@ def loss(x, valid):
 def run(*arguments: str, cwd: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "nanproof", "lint", *arguments],
-        capture_output=True, text=True, timeout=600, check=False, cwd=cwd, input=stdin,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=cwd,
+        input=stdin,
+    )
 
 
 @pytest.fixture
@@ -48,8 +53,9 @@ def test_statistics_and_exit_zero(project: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.split() == ["1", "NP206", "[*]", "log-of-probability", "1", "NP201", "masked-mean-empty"]
     assert {r["code"] for r in json.loads(run("--statistics", "--json", cwd=project).stdout)["statistics"]} == {
-        "NP201", "NP206"
-    }  # fmt: skip
+        "NP201",
+        "NP206",
+    }
 
 
 def test_an_output_file(project: Path) -> None:
@@ -111,12 +117,18 @@ def test_exclude_and_gitignore(project: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "path", "folder", "expected"),
     [
-        ("/data", "data", True, True), ("/data", "a/data", True, None), ("a/**/b", "a/x/y/b", False, True),
-        ("*.py", "a/b.py", False, True), ("a/*.py", "a/b/c.py", False, None), ("x[0-9].py", "x3.py", False, True),
-        ("out/", "out", False, None), ("out/", "a/out", True, True), ("\\#x", "#x", False, True),
+        ("/data", "data", True, True),
+        ("/data", "a/data", True, None),
+        ("a/**/b", "a/x/y/b", False, True),
+        ("*.py", "a/b.py", False, True),
+        ("a/*.py", "a/b/c.py", False, None),
+        ("x[0-9].py", "x3.py", False, True),
+        ("out/", "out", False, None),
+        ("out/", "a/out", True, True),
+        ("\\#x", "#x", False, True),
         ("a?", "ab", False, True),
     ],
-)  # fmt: skip
+)
 def test_patterns_of_gitignore(pattern: str, path: str, folder: bool, expected: bool | None) -> None:
     assert decide(compile_lines([pattern]), path, folder) is expected
 
@@ -133,9 +145,14 @@ def test_standard_input_with_a_name(project: Path) -> None:
 def test_the_line_of_a_finding_in_a_notebook_is_a_line_of_the_file(tmp_path: Path, indent: int | None) -> None:
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": ["# a title\n", "text"]},
-        {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": 1,
-         "source": ["import torch\n", "y = torch.log(torch.sigmoid(x))"]},
-    ]  # fmt: skip
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "outputs": [],
+            "execution_count": 1,
+            "source": ["import torch\n", "y = torch.log(torch.sigmoid(x))"],
+        },
+    ]
     book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     text = json.dumps(book, indent=indent)
     (tmp_path / "a.ipynb").write_text(text)

@@ -230,7 +230,11 @@ def train(model, loader, optimizer):
 
 def test_np306_a_zero_gradient_is_no_nan() -> None:
     assert math.isnan(weight_after(NP306, [0.0]))
-    assert weight_after(repair("NP306", NP306), [0.0]) == 1.0
+    repaired = repair("NP306", NP306)
+    assert weight_after(repaired, [0.0]) == 1.0
+    step = 1.0 - weight_after(repaired, [5e-3])  # of a gradient whose square is 0 in float16
+    assert 0.0 < step <= 0.1
+    assert 1.0 - weight_after(repaired.replace("1e-2", "1e-4"), [5e-3]) > 4.0
 
 
 @pytest.mark.parametrize(
@@ -238,10 +242,13 @@ def test_np306_a_zero_gradient_is_no_nan() -> None:
     [
         ("NP307", "def f(x):\n    h = x.half()\n    return h / (h.sum() + 1e-8)\n", torch.zeros(3)),
         ("NP307", "def f(p):\n    p = p.clamp(1e-8, 1 - 1e-8)\n    return torch.log(1 - p)\n", torch.ones(3)),
-        ("NP601", "class T:\n    def __call__(self, x):\n        return (x - x.min()) / (x.max() - x.min())\nf = T()\n",
-         torch.full((3,), 2.0)),
+        (
+            "NP601",
+            "class T:\n    def __call__(self, x):\n        return (x - x.min()) / (x.max() - x.min())\nf = T()\n",
+            torch.full((3,), 2.0),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_was_not_finite_is(code: str, text: str, given: torch.Tensor) -> None:
     text = f"import torch\n{text}"
     assert not torch.isfinite(load(text)["f"](given)).all()

@@ -27,8 +27,14 @@ SAFE = UNSTABLE.replace("torch.log(torch.sigmoid(x))", "torch.nn.functional.logs
 def run(*arguments: str, cwd: Path, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "nanproof", "lint", *arguments],
-        capture_output=True, text=True, timeout=600, check=False, cwd=cwd, input=stdin, env={**os.environ, **env},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=cwd,
+        input=stdin,
+        env={**os.environ, **env},
+    )
 
 
 @pytest.fixture
@@ -129,7 +135,7 @@ SARIF = {
             },
         },
     },
-}  # fmt: skip
+}
 
 
 def test_sarif(project: Path) -> None:

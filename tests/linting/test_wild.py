@@ -30,7 +30,7 @@ def test_a_sample_of_the_standard_library() -> None:
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 def test_a_sample_of_training_code() -> None:
     everything = find_files([Path(sysconfig.get_path("purelib"))], Settings())
-    files = [f for f in everything[::20] if mentions_torch(f.read_bytes())][::4]
-    assert len(files) > 40
+    files = [f for f in everything[::20] if mentions_torch(f.read_bytes())][::6]
+    assert len(files) > 30
     _, wrong = lint_wild.check(files)
     assert wrong == []

@@ -23,9 +23,18 @@ def toy(code: str, call: str, edits: Edits | None = None, *, safe: bool = True, 
         yield Found(node=node, message=f"{call} is called", help="do not", edits=made, safe=safe)
 
     fields: dict[str, object] = {
-        "code": code, "name": f"no-{call}", "what": "w", "why": "y", "bad": "", "good": "", "false_alarm": "f",
-        "nodes": (ast.Call,), "calls": frozenset({call}), "check": check, **more,
-    }  # fmt: skip
+        "code": code,
+        "name": f"no-{call}",
+        "what": "w",
+        "why": "y",
+        "bad": "",
+        "good": "",
+        "false_alarm": "f",
+        "nodes": (ast.Call,),
+        "calls": frozenset({call}),
+        "check": check,
+        **more,
+    }
     return Rule(**fields)  # type: ignore[arg-type]
 
 

@@ -6,6 +6,7 @@ import json
 import linecache
 import math
 import random
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import nanproof
 from nanproof import Guard, Incident
 from nanproof.cli.shell import nanproof as nanproof_group
-from nanproof.errors import UsageError
+from nanproof.errors import GuardStop, UsageError
 from nanproof.guard.observers import Observer
 from nanproof.locating.incidents import find_incident
 from support.ranks import on_ranks
@@ -86,7 +87,7 @@ def test_a_location_reads_like_a_test_failure() -> None:
     assert f">    {LINE} |         return torch.log(torch.relu(h))  # the line" in text
     assert "-Inf of 32" in text
     assert "path log → " in text
-    assert "verified: its inputs are good, its output is not" in text
+    assert "verified: its inputs are good and its output is not" in text
     assert "nanproof.ops" in text
 
 
@@ -219,12 +220,12 @@ def cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
-def test_an_incident_of_another_process_is_played_again(tmp_path: Path) -> None:
+def test_an_incident_is_played_again_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    died = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, timeout=600, check=False)
-    assert died.returncode == 66
-    assert b"GuardStop" in died.stderr
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GuardStop):
+        runpy.run_path("train.py", run_name="__main__")
     incident = "run/incidents/000001"
     stored = cli(tmp_path, incident)
     assert stored.returncode == 1
@@ -257,11 +258,14 @@ def test_an_incident_of_another_process_is_played_again(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere"], "nowhere is not an incident folder"),
+        (["healthy"], "healthy holds no incident: nothing went wrong in that run"),
         (["nowhere", "--step", "train.py:make_step"], "there is no file 'train.py'"),
         (["nowhere", "--step", "make_step"], "names no function"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "healthy").mkdir()
+    (tmp_path / "healthy" / "run.json").write_text("{}")
     done = cli(tmp_path, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
@@ -347,6 +351,75 @@ def test_several_ranks_replay_together_and_the_culprit_is_named(kind: str) -> No
     assert on_ranks(culprit, kind) == [(1, None), (1, line)]
 
 
+def reduced(rank: int) -> list[tuple[str, str, bool]]:
+    """Every rank's own values are finite, what float16 makes of their sum is not."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    def hooked(model: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = model(x)
+        return (out * 5e4).sum()
+
+    def own(model: nn.Module, x: Tensor) -> Tensor:
+        out = model(x)
+        total = (out.detach().mean() * 0 + 4e4).half()
+        torch.distributed.all_reduce(total)  # left float16
+        return out.mean() + total.float()
+
+    answers = []
+    for loss in (hooked, own):
+        seed_everything()
+        model: nn.Module = nn.Linear(8, 1)
+        if loss is hooked:
+            model = DDP(model)
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        found: list[Incident] = []
+
+        class Heard(Observer):
+            def incident(self, incident: Incident, found: list[Incident] = found) -> None:
+                found.append(incident)
+
+        guard.subscribe(Heard())
+        x = torch.ones(2, 8)
+        verdict = guard.step(lambda model=model, loss=loss, x=x: loss(model, x), batch=x)
+        assert not verdict.ok
+        location = found[0].location
+        assert location is not None
+        finite = all(bool(p.isfinite().all()) for p in model.parameters())
+        answers.append((location.mechanism, f"{location.line} {location.why}", finite))
+    return answers
+
+
+def test_a_reduction_that_leaves_the_range_is_told_and_not_applied() -> None:
+    """A rerun of each rank alone is finite: that is no reason to take the step."""
+    lines = [i for i, s in enumerate(Path(__file__).read_text().splitlines(), 1) if s.endswith("# left float16")]
+    for hooked, own in on_ranks(reduced):
+        assert hooked[0] == own[0] == "communication"
+        assert "the gradients of each of 2 ranks are finite, their reduction by fp16_compress_hook is not" in hooked[1]
+        assert own[1].startswith(f"{lines[0]} finite on every rank before all_reduce, not after")
+        assert hooked[2]
+        assert own[2]
+
+
+def test_sparse_gradients_and_batches_are_guarded(caplog: pytest.LogCaptureFixture) -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(5, 3, sparse=True), nn.Parameter(torch.randn(5, 3))
+
+        def forward(self, index: Tensor, graph: Tensor) -> Tensor:
+            return self.table(index).mean() + torch.sparse.mm(graph, self.head).mean()
+
+    model, graph = Bag(), torch.eye(5).to_sparse()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for factor in (1.0, math.nan, 1.0):
+        batch = (torch.tensor([1, 2]), graph)
+        verdict = guard.step(lambda batch=batch, factor=factor: model(*batch) * factor, batch=batch)
+        assert verdict.ok == (factor == 1.0)
+    assert "guard-failed" not in caplog.text
+
+
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +452,7 @@ def test_a_loop_without_closure_is_located_too(tmp_path: Path, mode: str) -> Non
     assert place["line"] in lines
     assert place["phase"] == ("forward" if mode == "forward" else "backward")
     if mode == "between":
-        assert (place["op"], place["mechanism"]) == ("sqrt", "loss-expression")
+        assert (place["op"], place["mechanism"]) == ("sqrt", "pole")
 
 
 def test_a_loss_is_located_whose_bad_term_has_no_gradient(tmp_path: Path) -> None:

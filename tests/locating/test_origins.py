@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import random
+import signal
 import subprocess
 import sys
 import warnings
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -230,8 +234,9 @@ def test_a_loss_of_weight_zero_is_not_blamed() -> None:
         (lambda h: (h * 0).relu() / (h * 0).relu().sum(-1, keepdim=True), "a row that sums to zero"),
         (lambda h: (h * (h > 99)).sum() / (h > 99).sum(), "the sum over nothing"),
         (lambda h: (h - h.min()) / ((h * 0).max() - (h * 0).min()) * 0, ""),
+        (lambda h: (h * 0).sum(0) / torch.tensor([0, 1, 1, 1]), "the sum over nothing divided by a count of nothing"),
         (lambda h: h[:0].mean(), "nothing is left to average"),
-        (lambda h: (h * (h * 0)).sum() / (h * 0).pow(2).sum(), "a vector of length zero is divided by its squared"),
+        (lambda h: (h * (h * 0)).sum() / (h * 0).pow(2).sum(), "the squared length of a zero vector"),
         (lambda h: (h * 0) / (h * 3 - h * 3), "a difference of equal values"),
         (lambda h: (h * 0).half() / ((h * 0).half().norm() + 1e-8), "eps 1e-08 is 0 in float16"),
     ],
@@ -264,6 +269,7 @@ def test_the_optimizer_that_wrote_a_bad_parameter_is_named() -> None:
     found = nanproof.locate(lambda: model(torch.ones(1, 2).half()).float().sum(), model=model, optimizer=optimizer)
     assert found.mechanism == "bad-leaf"
     assert "Adam wrote it: exp_avg_sq is 0 there and eps 1e-08 is 0 in float16" in found.why
+    assert found.written_by == "Adam"
 
 
 def guarded(tmp_path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> nanproof.Incident:
@@ -293,7 +299,8 @@ def test_an_update_replayed_from_the_snapshot_proves_that_the_optimizer_is_the_w
     assert "eps 1e-08 is 0 in float16" in said
     assert "in float32 the same update is finite" in said
     assert "verified: the optimizer's update, replayed from finite values" in str(found)
-    assert "change its eps, lr, weight_decay or dtype" in found.advice
+    assert (found.replayed, found.written_by) == (True, "Adam")
+    assert "change its eps, lr, weight decay or dtype" in found.advice
 
 
 def test_weights_that_outgrew_their_snapshot_are_told_with_the_reason(tmp_path: Path) -> None:
@@ -377,10 +384,20 @@ def test_a_failure_of_compiled_code_alone_is_bisected() -> None:
 
         return run
 
-    model = torch.compile(nn.Sequential(nn.Linear(4, 4), Inner(), nn.Linear(4, 1)), backend=wrong)
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), Inner(), nn.Linear(4, 1)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = torch.compile(Stack(), backend=wrong)
     x = torch.randn(3, 4)
     found = nanproof.locate(lambda: model(x).mean(), model=model)
-    assert (found.mechanism, found.module, found.verified) == ("compiled-only", "1", True)
+    assert (found.mechanism, found.module, found.verified) == ("compiled-only", "layers.1", True)
     assert (Path(found.file).name, found.line) == (FILE, line_of("compiled wrongly"))
     assert "it begins in the backend" in found.why
     assert not bool(model(x).isfinite().all()), "the model is still compiled as it was"
@@ -402,7 +419,7 @@ def test_a_failure_of_one_kernel_alone_is_told() -> None:
     finally:
         library._destroy()
     assert (found.op, found.verified) == ("cumsum", True)
-    assert any("with torch.use_deterministic_algorithms(True) the step is finite" in note for note in found.notes)
+    assert found.why == "only one kernel fails: with torch.use_deterministic_algorithms(True) the step is finite"
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -552,7 +569,7 @@ def test_no_replay_is_begun_after_its_time() -> None:
 
     found = nanproof.locate(step, model=model, seconds=0)
     assert (found.op, found.verified, len(runs)) == ("log", None, 1)
-    assert any("the time for locating was used up" in note for note in found.notes)
+    assert "the time for locating was used up" in found.doubt
 
 
 def test_a_loss_module_outside_the_model_is_named_by_its_variable() -> None:
@@ -621,3 +638,164 @@ def test_a_repaired_value_that_becomes_an_index_does_not_reach_the_kernel(monkey
 
     found = nanproof.locate(step, model=model)
     assert (found.line, found.reproduced) == (line_of("becomes an index"), True)
+
+
+class Cancels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1e8, 1.0, -1e8]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.dot(self.w, x)  # ROUNDS
+        return 1 / total
+
+
+def test_an_operation_that_fails_by_rounding_before_it_is_not_verified() -> None:
+    found = nanproof.locate(lambda m, b: m(b), model=Cancels(), batch=torch.ones(3))
+    assert found.mechanism == "underflow"
+    assert found.verified is False
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# ROUNDS"))
+    assert found.doubt.startswith(f"rounding before it is to blame: with dot at {__file__}:{line} computed in float64")
+    assert f"on the path of the bad value, but {found.doubt}" in str(found)
+
+
+def test_a_replay_that_does_not_come_to_the_operation_blames_no_rounding() -> None:
+    """TorchScript compiles in between: the operations of the second run are not those of the first."""
+
+    def plain(v: Tensor) -> Tensor:
+        return torch.log(v * 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated
+        scripted = torch.jit.script(plain)
+        found = nanproof.locate(lambda m, b: scripted(m(b)).mean(), model=nn.Linear(2, 2), batch=torch.ones(1, 2))
+    assert (found.op, found.verified) == ("log", False)
+    assert found.doubt == "a replay with everything before it in float64 does not come to it"
+
+
+def test_a_proof_names_what_it_could_not_compute_in_float64() -> None:
+    @torch.library.custom_op("nanproof_tests::twice", mutates_args=())
+    def twice(v: Tensor) -> Tensor:
+        return v * 2
+
+    torch.library.register_autograd("nanproof_tests::twice", lambda ctx, g: g * 2)
+    found = nanproof.locate(
+        lambda m, b: torch.exp(twice(m(b)) * 0 + 100).sum(), model=nn.Linear(2, 2), batch=torch.ones(1, 2)
+    )
+    assert (found.op, found.verified) == ("exp", True)
+    assert "before it, not computed in float64: twice" in found.notes
+
+
+def test_a_tie_that_is_meant_to_be_exact_is_verified() -> None:
+    """In float64 both sides change alike; one side alone would break the tie."""
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        h = model(batch)
+        return (1 / (h @ h.T - h @ h.T)).mean()
+
+    found = nanproof.locate(step, model=nn.Linear(16, 16), batch=torch.randn(8, 16))
+    assert (found.mechanism, found.verified, found.doubt) == ("pole", True, "")
+
+
+def test_a_variance_that_cancels_is_told_as_rounding() -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        h = model(batch) * 0.01 + 1000
+        return torch.sqrt(h.pow(2).mean(-1) - h.mean(-1).pow(2)).mean()
+
+    torch.manual_seed(0)
+    found = nanproof.locate(step, model=nn.Linear(16, 16), batch=torch.randn(64, 16))
+    assert found.mechanism == "underflow"
+    assert "the result of sub" in found.why
+    assert found.why.endswith("is negative by rounding")
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda m, b: torch.acos(m(b) * 0 + 1).sum(), "the gradient of acos is infinite at 1 and −1"),
+        (lambda m, b: torch.acos(m(b) * 0 + 1.0000001).sum(), "its largest input is 1 + 1.2e-07"),
+        (lambda m, b: torch.logdet(m(b).T @ m(b) * 0), "linalg_slogdet of a singular matrix is infinite"),
+    ],
+)
+def test_poles_are_told_where_they_are(step: Any, words: str) -> None:
+    found = nanproof.locate(step, model=nn.Linear(3, 3), batch=torch.randn(2, 3))
+    assert words in found.why
+
+
+def test_a_product_with_a_number_leaves_nothing_out() -> None:
+    """The gradient is 0 here because of the other factor: no mask is to blame."""
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        h = model(batch)
+        return (torch.sqrt(h - h.detach()) * 0.5).square().sum()
+
+    found = nanproof.locate(step, model=nn.Linear(3, 3), batch=torch.randn(2, 3))
+    assert found.mechanism in ("pole", "invalid")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_kernel_that_does_not_survive_float64_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        h = torch.sigmoid(model(batch))
+        if h.dtype == torch.float64:  # as a compiled kernel does that takes its memory for float32
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return torch.log(h * 0).mean()
+
+    monkeypatch.setattr("nanproof.locating.apart.foreign_code", lambda: ["kernels.so"])
+    found = nanproof.locate(step, model=nn.Linear(3, 3), batch=torch.randn(2, 3))
+    assert (found.op, found.verified) == ("log", True)
+    assert "not replayed in float64: the kernels of kernels.so do not survive it" in found.notes
+
+
+def test_a_replay_in_a_child_process_gives_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        return torch.log(torch.softmax(model(batch) * 200, -1)).mean()
+
+    torch.manual_seed(0)
+    model, batch = nn.Linear(3, 3), torch.randn(2, 3)
+    here = nanproof.locate(step, model=model, batch=batch)
+    monkeypatch.setattr("nanproof.locating.apart.foreign_code", lambda: ["kernels.so"])
+    assert str(nanproof.locate(step, model=model, batch=batch)) == str(here)
+    assert here.mechanism == "underflow"
+
+
+def test_memory_that_code_takes_by_its_address_is_never_float64() -> None:
+    seen: list[torch.dtype] = []
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        h = torch.sigmoid(model(batch))
+        if h.data_ptr():
+            seen.append(h.dtype)
+        return torch.log(h * 0).mean()
+
+    assert nanproof.locate(step, model=nn.Linear(3, 3), batch=torch.randn(2, 3)).verified
+    assert set(seen) == {torch.float32}
+
+
+def test_random_generators_of_the_step_are_put_back() -> None:
+    ours, numpys, pythons = torch.Generator().manual_seed(1), np.random.default_rng(1), random.Random(1)
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        kept = torch.rand(8, generator=ours) + numpys.random() + pythons.random()
+        return torch.log(model(batch) * 0 + (kept > kept.mean()).float()).sum()
+
+    before = ours.get_state(), numpys.bit_generator.state, pythons.getstate()
+    assert nanproof.locate(step, model=nn.Linear(8, 8), batch=torch.randn(2, 8)).verified
+    assert torch.equal(ours.get_state(), before[0])
+    assert (numpys.bit_generator.state, pythons.getstate()) == before[1:]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_kernel_that_does_not_survive_a_repaired_value_does_not_end_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        h = torch.exp(model(batch) * 0 + 100)  # too large
+        if bool(h.isfinite().all()):  # as a compiled kernel does whose index was never in range
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return h.mean()
+
+    monkeypatch.setattr("nanproof.locating.apart.foreign_code", lambda: ["kernels.so"])
+    found = nanproof.locate(step, model=nn.Linear(3, 3), batch=torch.randn(2, 3))
+    assert (found.op, found.line, found.verified) == ("exp", line_of("too large"), None)
+    assert found.doubt == "the kernels of kernels.so do not survive it"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.forked import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -211,14 +211,7 @@ def test_no_step_ends_the_process(tmp_path: Path, group: int) -> None:
             f"print({name!r}, '|', found.reproduced, '|', found.line, '|', found.verified, flush=True)"
         )
     (tmp_path / "driver.py").write_text("\n".join(driver))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "driver.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python("driver.py", cwd=tmp_path, apart=True)
     said = {line.split(" | ")[0]: line.split(" | ")[1:3] for line in done.stdout.splitlines()}
     assert done.returncode == 0, f"{list(said)[-1:]}: {done.stderr[-2000:]}"
     for i, name in enumerate(names):

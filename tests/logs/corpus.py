@@ -39,10 +39,15 @@ def seeds() -> dict[str, bytes]:
     jsonl = "".join(json.dumps(r | ({"loss": float("nan")} if r["step"] == 50 else {})) + "\n" for r in rows).encode()
     state = json.dumps({"global_step": 9, "log_history": rows, "max_steps": 9}, indent=2).encode()
     return {
-        "text": GOOD, "jsonl": jsonl, "state": state, "events": events(100), "gzip": gzip.compress(jsonl),
+        "text": GOOD,
+        "jsonl": jsonl,
+        "state": state,
+        "events": events(100),
+        "gzip": gzip.compress(jsonl),
         "csv": b"step,loss,lr\n" + b"".join(b"%d,%s,0.1\n" % (s, b"nan" if s == 50 else b"1.5") for s in range(200)),
-        "wandb": wandb(b"\x12\x10\x0a\x0e\x12\x04loss\x82\x01\x03NaN" * 20), "utf16": GOOD.decode().encode("utf-16"),
-    }  # fmt: skip
+        "wandb": wandb(b"\x12\x10\x0a\x0e\x12\x04loss\x82\x01\x03NaN" * 20),
+        "utf16": GOOD.decode().encode("utf-16"),
+    }
 
 
 def wandb(record: bytes) -> bytes:
@@ -81,14 +86,44 @@ def spoiled(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 BITES = (
-    b"\0", b"\r", b"\n", b"\b", b"\x1b[", b"\x1b[31m", b"\x1b]0;", b"{", b"}", b'{"loss":', b"[[[[",
-    b"\xff\xfe", b"\xed\xa0\x80", b"loss: ", b"nan ", b"loss nan ", b"1e999 ", b"%|", b"| 1/2 [", b"Epoch ",
-    b"-" * 50, b"| a | b |\n", b"\xf0\x9f", b"1,000,",
-    b"Traceback (most recent call last):\n", b'  File "x", line 1, in y\n', b"iter 99999999999999999999999: loss 1\n",
-    b"step -5 loss: 3\n", b"step 1e300 loss: 3\n", b'{"step": 1e400, "loss": 1}\n', b'{"step": -9e18, "loss": 1}\n',
-    b'{"epoch": 1e400, "loss": 1}\n', b'{"epoch": NaN, "loss": 1}\n', b"epoch nan loss: 1\n", b"Epoch inf/3 loss 1\n",
-    b"2024-13-45 99:99:99 iter 3: loss 2\n", b"[2024-00-00T00:00:00] iter 4: loss 2\n",
-)  # fmt: skip
+    b"\0",
+    b"\r",
+    b"\n",
+    b"\b",
+    b"\x1b[",
+    b"\x1b[31m",
+    b"\x1b]0;",
+    b"{",
+    b"}",
+    b'{"loss":',
+    b"[[[[",
+    b"\xff\xfe",
+    b"\xed\xa0\x80",
+    b"loss: ",
+    b"nan ",
+    b"loss nan ",
+    b"1e999 ",
+    b"%|",
+    b"| 1/2 [",
+    b"Epoch ",
+    b"-" * 50,
+    b"| a | b |\n",
+    b"\xf0\x9f",
+    b"1,000,",
+    b"Traceback (most recent call last):\n",
+    b'  File "x", line 1, in y\n',
+    b"iter 99999999999999999999999: loss 1\n",
+    b"step -5 loss: 3\n",
+    b"step 1e300 loss: 3\n",
+    b'{"step": 1e400, "loss": 1}\n',
+    b'{"step": -9e18, "loss": 1}\n',
+    b'{"epoch": 1e400, "loss": 1}\n',
+    b'{"epoch": NaN, "loss": 1}\n',
+    b"epoch nan loss: 1\n",
+    b"Epoch inf/3 loss 1\n",
+    b"2024-13-45 99:99:99 iter 3: loss 2\n",
+    b"[2024-00-00T00:00:00] iter 4: loss 2\n",
+)
 
 
 def databases(folder: Path) -> Iterator[Path]:

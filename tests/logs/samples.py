@@ -92,9 +92,12 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         " validation loss at iteration 7010 | lm loss value: 2.5E+00 | lm loss PPL: 12.1 |\n"
         " iteration     7020/  159576 | learning rate: 6.000E-05 | lm loss: NAN | loss scale: 1024.0 | grad norm: inf |\n",
         {
-            "lm loss": [(7010, 11.42), (7020, NAN)], "loss scale": [(7010, 2048.0), (7020, 1024.0)],
-            "grad norm": [(7010, 2.196), (7020, math.inf)], "number of skipped iterations": [(7010, 1.0)],
-            "number of nan iterations": [(7010, 0.0)], "eval/lm loss value": [(7010, 2.5)],
+            "lm loss": [(7010, 11.42), (7020, NAN)],
+            "loss scale": [(7010, 2048.0), (7020, 1024.0)],
+            "grad norm": [(7010, 2.196), (7020, math.inf)],
+            "number of skipped iterations": [(7010, 1.0)],
+            "number of nan iterations": [(7010, 0.0)],
+            "eval/lm loss value": [(7010, 2.5)],
         },
         {"max_steps": 159576},
     ),
@@ -106,8 +109,10 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         "| epoch 028 | loss 3.976 | nll_loss 2.204 | num_updates 9165 | lr 0.00033 | gnorm 0.635 | loss_scale 0.000\n"
         '2023-01-02 | INFO | train_inner | {"epoch": 29, "loss": "nan", "num_updates": "9200", "lr": "0.0001"}\n',
         {
-            "loss": [(700, 9.44), (9165, 3.976), (9200, NAN)], "gnorm": [(700, 156.0), (9165, 0.635)],
-            "loss_scale": [(700, 0.0005), (700, 0.00024), (9165, 0.0)], "eval/loss": [(720, 5.1)],
+            "loss": [(700, 9.44), (9165, 3.976), (9200, NAN)],
+            "gnorm": [(700, 156.0), (9165, 0.635)],
+            "loss_scale": [(700, 0.0005), (700, 0.00024), (9165, 0.0)],
+            "eval/loss": [(720, 5.1)],
         },
         {"events": ["overflow"]},
     ),
@@ -149,7 +154,11 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         "INFO:maskrcnn_benchmark.trainer:eta: 10:55:48  iter: 400  loss: nan (nan)  loss_obj: 0.0000 (0.0000)  lr: 0.000467  max mem: 9431\n"
         "FloatingPointError: Loss became infinite or NaN at iteration=437!\n"
         "loss_dict = {'loss_cls': tensor(nan, device='cuda:0', grad_fn=<NllLossBackward>), 'loss_box_reg': tensor(0.2576, device='cuda:0')}\n",
-        {"total_loss": [(379, 1.707)], "loss_cls": [(379, 1.184), (437, NAN)], "loss_box_reg": [(379, 0.475), (437, 0.2576)]},
+        {
+            "total_loss": [(379, 1.707)],
+            "loss_cls": [(379, 1.184), (437, NAN)],
+            "loss_box_reg": [(379, 0.475), (437, 0.2576)],
+        },
         {"events": ["exception"]},
     ),
     "mmdet and mmengine": (
@@ -157,7 +166,11 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         "2020-07-13 23:04:17,373 - mmdet - INFO - Epoch [2][150/294]  lr: 5.000e-03, eta: 5 days, 1:11:27, loss_bbox: nan, loss: nan\n"
         "2023/06/09 23:47:22 - mmengine - INFO - Epoch(val) [2][10/10]  coco/bbox_mAP: 0.1  loss: 3.1\n"
         "2023/06/09 23:47:22 - mmengine - INFO - Iter(train) [ 500/80000]  lr: 2.3623e-03  loss: nan  grad_norm: nan\n",
-        {"loss": [(150, 1.5), (444, NAN), (500, NAN)], "loss_bbox": [(150, 0.5), (444, NAN)], "eval/loss": [(444, 3.1)]},
+        {
+            "loss": [(150, 1.5), (444, NAN), (500, NAN)],
+            "loss_bbox": [(150, 0.5), (444, NAN)],
+            "eval/loss": [(444, 3.1)],
+        },
         {"max_steps": 80000},
     ),
     "mm json": (
@@ -247,7 +260,12 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
     "plain loops": (
         "=> STEP  750   lr: 0.000600   giou_loss:  nan   conf_loss: 10.89   total_loss:  nan\niter: 760 / 10000, total loss: 3.5\n"
         " >>> rpn_loss_cls: 0.682706\n >>> rpn_loss_box: nan\n",
-        {"giou_loss": [(750, NAN)], "conf_loss": [(750, 10.89)], "rpn_loss_cls": [(760, 0.682706)], "rpn_loss_box": [(760, NAN)]},
+        {
+            "giou_loss": [(750, NAN)],
+            "conf_loss": [(750, 10.89)],
+            "rpn_loss_cls": [(760, 0.682706)],
+            "rpn_loss_box": [(760, NAN)],
+        },
         {"max_steps": 10000},
     ),
     "a dict behind other words": (
@@ -368,4 +386,4 @@ CASES: dict[str, tuple[str, Expected, Expected]] = {
         {"loss": [(1, NAN)]},
         {"max_steps": 1042},
     ),
-}  # fmt: skip
+}

@@ -191,16 +191,19 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
         "jsonl": lambda s: f'{{"step": {s}, "loss": "{loss(s)}", "grad_norm": 2.0, "lr": 0.1, "note": "{"x" * 60}"}}\n',
         "text": lambda s: f"some words before; iter {s}: loss {loss(s)}, lr 1e-3; {'y' * 300}\n",
         "line": lambda s: f"\rSteps: 1%|▏ | {s}/99999 [00:01<01:40, 1.0s/it, step_loss={loss(s)}]{' ' * 300}",
-    }[form]  # fmt: skip
+    }[form]
     with path.open("w") as file:
         for step in range(rows):
             file.write(write(step))
         file.write("\n")
     small.write_text("".join(write(s) for s in range(3)) + "\n")
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BOUNDED), str(path), str(small)], capture_output=True, text=True,
-        timeout=600, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(BOUNDED), str(path), str(small)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     grown, total, bad, _ = map(int, done.stdout.split())
     assert (total, bad) == (rows, rows // 10_000)

@@ -10,22 +10,50 @@ from nanproof.logs.messages import find
 
 KNOWN = {
     "[2024-01-02] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 64, reducing to 32": (
-        "scale-overflow", "overflow", {"before": "64", "scale": "32"}),
+        "scale-overflow",
+        "overflow",
+        {"before": "64", "scale": "32"},
+    ),
     "OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, but hysteresis is 2. Reducing hysteresis to 1": (
-        "scale-overflow", "overflow", {"scale": "65536"}),
-    "Reducing dynamic loss scale from 65536 to 32768.0": ("scale-overflow", "overflow", {"before": "65536", "scale": "32768.0"}),
+        "scale-overflow",
+        "overflow",
+        {"scale": "65536"},
+    ),
+    "Reducing dynamic loss scale from 65536 to 32768.0": (
+        "scale-overflow",
+        "overflow",
+        {"before": "65536", "scale": "32768.0"},
+    ),
     "| WARNING: overflow detected, setting loss scale to: 0.0625": ("scale-overflow", "overflow", {"scale": "0.0625"}),
     "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0": (
-        "scale-overflow", "overflow", {"scale": "32768.0"}),
-    "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.": ("scale-minimum", "stop", {}),
-    "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.": ("scale-minimum", "stop", {}),
-    "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": ("anomaly", "nan", {"op": "SqrtBackward0"}),
+        "scale-overflow",
+        "overflow",
+        {"scale": "32768.0"},
+    ),
+    "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.": (
+        "scale-minimum",
+        "stop",
+        {},
+    ),
+    "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.": (
+        "scale-minimum",
+        "stop",
+        {},
+    ),
+    "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.": (
+        "anomaly",
+        "nan",
+        {"op": "SqrtBackward0"},
+    ),
     "FloatingPointError: Loss became infinite or NaN at iteration=137!": ("loss-nonfinite", "nan", {"step": "137"}),
     "Loss is nan, stopping training": ("loss-nonfinite", "nan", {}),
     "WARNING: non-finite loss at step 12, ending training": ("loss-nonfinite", "nan", {"step": "12"}),
     "AssertionError: Rank 11: found NaN in local grad norm in backward pass": ("grad-nonfinite", "nan", {"rank": "11"}),
     "FutureWarning: Non-finite norm encountered in torch.nn.utils.clip_grad_norm_; continuing anyway": (
-        "norm-nonfinite", "warning", {}),
+        "norm-nonfinite",
+        "warning",
+        {},
+    ),
     "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0": ("probabilities", "nan", {}),
     "ValueError: Expected parameter loc (Tensor of shape (64, 6)) of distribution Normal(...) to satisfy the constraint "
     "Real(), but found invalid values: tensor([[nan, ...]])": ("distribution", "nan", {}),
@@ -34,15 +62,30 @@ KNOWN = {
     "Warning: NaN or Inf found in input tensor.": ("nan-detected", "nan", {}),
     "ValueError: Attempting to unscale FP16 gradients.": ("unscale-fp16", "exception", {}),
     "Some weights of XForY were not initialized from the model checkpoint at m and are newly initialized: ['head.weight']": (
-        "newly-initialised", "warning", {"model": "XForY", "names": "'head.weight'"}),
-    "WARNING: tokenization mismatch: 385 vs. 399. (ignored)": ("labels-masked", "warning", {"have": "385", "want": "399"}),
+        "newly-initialised",
+        "warning",
+        {"model": "XForY", "names": "'head.weight'"},
+    ),
+    "WARNING: tokenization mismatch: 385 vs. 399. (ignored)": (
+        "labels-masked",
+        "warning",
+        {"have": "385", "want": "399"},
+    ),
     "Unsloth: All labels in your dataset are -100. Training losses will be all 0.": ("labels-masked", "warning", {}),
     "FATAL: kernel `fmha` is for sm80-sm100, but was built for sm121": ("kernel-not-built", "exception", {}),
     "UserWarning: cuDNN SDPA backward got grad_output.strides() != output.strides()": ("sdpa-strides", "warning", {}),
     "RuntimeError: CUDA error: device-side assert triggered": ("device-assert", "exception", {}),
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": ("out-of-memory", "exception", {}),
-    "RuntimeWarning: invalid value encountered in log": ("invalid-value", "warning", {"what": "invalid value", "where": "log"}),
-    "UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`.": ("scheduler-order", "warning", {}),
+    "RuntimeWarning: invalid value encountered in log": (
+        "invalid-value",
+        "warning",
+        {"what": "invalid value", "where": "log"},
+    ),
+    "UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`.": (
+        "scheduler-order",
+        "warning",
+        {},
+    ),
     "NVRM: Xid (PCI:0000:90:1c): 64, pid=1": ("xid", "hardware", {"code": "64"}),
     "Rolling back to step 400 after 3 bad steps": ("", "rollback", {"step": "400"}),
     "NaN gradients, skipping this batch": ("grad-nonfinite", "nan", {}),
@@ -55,7 +98,7 @@ KNOWN = {
     "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***": ("killed", "stop", {}),
     "`Trainer.fit` stopped: `max_epochs=2` reached.": ("", "finished", {}),
     "UserWarning: something else": ("", "warning", {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("line", KNOWN)
@@ -68,10 +111,18 @@ def test_known_messages(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "INFO: all is well", "resume_from_checkpoint: None", "resume_from_checkpoint=False", "num_nan: 0", "information gain 3",
-        "Loading checkpoint shards: 100%", "learning rate 0.1", "Epoch 3 of 10", "financial data", "nanoseconds: 12",
+        "INFO: all is well",
+        "resume_from_checkpoint: None",
+        "resume_from_checkpoint=False",
+        "num_nan: 0",
+        "information gain 3",
+        "Loading checkpoint shards: 100%",
+        "learning rate 0.1",
+        "Epoch 3 of 10",
+        "financial data",
+        "nanoseconds: 12",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_message(line: str) -> None:
     assert find(line.encode()) is None
 
@@ -103,16 +154,21 @@ def test_a_traceback_is_one_event_with_its_innermost_line() -> None:
         "[rank0]: mylib.errors.Trouble: no luck\nstep 2: loss 2.4\nRuntimeError: alone\n"
     )
     assert [(e.kind, e.details, e.line) for e in series.events] == [
-        ("exception", {"error": "Trouble", "where": "/a/model.py:99"}, 7), ("exception", {"error": "RuntimeError"}, 9),
-    ]  # fmt: skip
+        ("exception", {"error": "Trouble", "where": "/a/model.py:99"}, 7),
+        ("exception", {"error": "RuntimeError"}, 9),
+    ]
     assert points(series.loss) == [(1, 2.5), (2, 2.4)]
 
 
 def test_overflows_between_bars_stand_where_the_bar_stands() -> None:
     bar = "  3%|▎         | {}/1042 [01:07<36:11,  2.15s/it]"
     series = read_text(
-        bar.format(31) + "\r{'loss': 2.0, 'epoch': 0.1}\n\r" + bar.format(31) + "\r" + bar.format(37)
+        bar.format(31)
+        + "\r{'loss': 2.0, 'epoch': 0.1}\n\r"
+        + bar.format(31)
+        + "\r"
+        + bar.format(37)
         + "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 64, reducing to 32\n"
-    )  # fmt: skip
+    )
     assert points(series.loss_scale) == [(37, 32.0)]
     assert [(e.kind, e.step) for e in series.events] == [("overflow", 37)]

@@ -69,20 +69,70 @@ def test_without_a_nan_none_is_seen(layout: str) -> None:
 
 
 NAMES = (
-    "loss", "Loss", "train_loss", "total_loss", "avg loss", "Cost", "objective", "grad norm", "gnorm", "val_loss",
-    "Training Loss", "l_total", "loss/train", "mean_loss", "ce", "kl_loss", "eval_loss", "losses.total", "ELBO", "nll",
-    "perplexity", "d_loss",
-)  # fmt: skip
+    "loss",
+    "Loss",
+    "train_loss",
+    "total_loss",
+    "avg loss",
+    "Cost",
+    "objective",
+    "grad norm",
+    "gnorm",
+    "val_loss",
+    "Training Loss",
+    "l_total",
+    "loss/train",
+    "mean_loss",
+    "ce",
+    "kl_loss",
+    "eval_loss",
+    "losses.total",
+    "ELBO",
+    "nll",
+    "perplexity",
+    "d_loss",
+)
 BETWEEN = (": ", "=", " = ", " ", " - ", " -> ", "\t", " | ", ":", " : ", " is ", " ~ ", "=> ")
 SPELLINGS = (
-    "nan", "NaN", "NAN", "-nan", "+nan", "nan%", "-nan(ind)", "1.#QNAN", "-1.#IND", "tensor(nan)", "NaN.", "nan,",
-    "tensor(nan, device='cuda:0')", "[nan]", "(nan)", "'nan'", "np.float64(nan)", "array(nan)", "np.nan", "nan (nan)",
-    "nan±nan", "<nan>",
-)  # fmt: skip
+    "nan",
+    "NaN",
+    "NAN",
+    "-nan",
+    "+nan",
+    "nan%",
+    "-nan(ind)",
+    "1.#QNAN",
+    "-1.#IND",
+    "tensor(nan)",
+    "NaN.",
+    "nan,",
+    "tensor(nan, device='cuda:0')",
+    "[nan]",
+    "(nan)",
+    "'nan'",
+    "np.float64(nan)",
+    "array(nan)",
+    "np.nan",
+    "nan (nan)",
+    "nan±nan",
+    "<nan>",
+)
 BEFORE = (
-    "", "[{i}] ", "step {i} ", "Epoch {i}: ", "Iter {i}/100 ", "2024-01-02 10:00:{i:02d} INFO ", "{i}) ", "epoch={i}, ",
-    "[Train] [{i}] ", "#{i} ", ">>> it {i} | ", "Round {i} -- ", "rank0: step {i}: ", "E{i} acc 0.31 ",
-)  # fmt: skip
+    "",
+    "[{i}] ",
+    "step {i} ",
+    "Epoch {i}: ",
+    "Iter {i}/100 ",
+    "2024-01-02 10:00:{i:02d} INFO ",
+    "{i}) ",
+    "epoch={i}, ",
+    "[Train] [{i}] ",
+    "#{i} ",
+    ">>> it {i} | ",
+    "Round {i} -- ",
+    "rank0: step {i}: ",
+    "E{i} acc 0.31 ",
+)
 AFTER = (
     "",
     " lr 0.001",
@@ -114,11 +164,14 @@ def test_one_nan_in_layouts_that_nobody_wrote(seed: int) -> None:
         assert timeline(read_text("\n".join(rows) + "\n")).outcome not in ("healthy", "empty"), rows
 
 
-@pytest.mark.parametrize("text", [
-    "step 1 loss 2.0\nskipping nan checks is off\nstep 2 loss 1.9\n",
-    "Namespace(nan_policy='skip', loss='ce')\nstep 1 loss 2.0\nstep 2 loss 1.9\n",
-    "found no nan in 300 gradients\nstep 1 loss 2.0\nstep 2 loss 1.9\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 1 loss 2.0\nskipping nan checks is off\nstep 2 loss 1.9\n",
+        "Namespace(nan_policy='skip', loss='ce')\nstep 1 loss 2.0\nstep 2 loss 1.9\n",
+        "found no nan in 300 gradients\nstep 1 loss 2.0\nstep 2 loss 1.9\n",
+    ],
+)
 def test_words_about_nan_are_no_nan(text: str) -> None:
     assert timeline(read_text(text)).outcome == "healthy"
 

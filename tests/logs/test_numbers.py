@@ -22,12 +22,25 @@ def test_not_a_number(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        ("inf", math.inf), ("-inf", -math.inf), ("Infinity", math.inf), ("-Infinity", -math.inf), ("inf.0", math.inf),
-        ("1.#INF", math.inf), ("-1.#INF00", -math.inf), ("1e999", math.inf), ("-1E999", -math.inf),
-        ("1,024.0", 1024.0), ("1,048,576", 1048576.0), ("5.98e-4", 5.98e-4), ("1.1420E+01", 11.42), (".5", 0.5),
-        ("3.", 3.0), ("+7", 7.0), ("-0.0", 0.0),
+        ("inf", math.inf),
+        ("-inf", -math.inf),
+        ("Infinity", math.inf),
+        ("-Infinity", -math.inf),
+        ("inf.0", math.inf),
+        ("1.#INF", math.inf),
+        ("-1.#INF00", -math.inf),
+        ("1e999", math.inf),
+        ("-1E999", -math.inf),
+        ("1,024.0", 1024.0),
+        ("1,048,576", 1048576.0),
+        ("5.98e-4", 5.98e-4),
+        ("1.1420E+01", 11.42),
+        (".5", 0.5),
+        ("3.", 3.0),
+        ("+7", 7.0),
+        ("-0.0", 0.0),
     ],
-)  # fmt: skip
+)
 def test_numbers(word: str, value: float) -> None:
     assert numbers.parse(word.encode()) == value
 
@@ -65,16 +78,25 @@ def test_any_bytes(data: bytes) -> None:
         ("time", "_timestamp timestamp wall_time"),
         ("other", "ppl accuracy loss_weight aux_loss_coef lr_decay params_norm grad_norm/layer.0 best_loss"),
     ],
-)  # fmt: skip
+)
 def test_names_have_their_meaning(role: str, names: str) -> None:
     assert {name: meaning(name).role for name in names.split()} == dict.fromkeys(names.split(), role)
 
 
 def test_names_of_several_words() -> None:
     spoken = {
-        "lm loss": "loss", "learning rate": "lr", "grad norm": "grad_norm", "loss scale": "loss_scale",
-        "number of skipped iterations": "skipped", "number of nan iterations": "nan_count", "KLD Loss": "component",
-        "lm-loss-training/lm loss": "loss", "lm-loss-validation/lm loss validation": "eval", "Training Loss": "loss",
-        "Validation Loss": "eval", "params norm": "other", "Value function loss": "component",
-    }  # fmt: skip
+        "lm loss": "loss",
+        "learning rate": "lr",
+        "grad norm": "grad_norm",
+        "loss scale": "loss_scale",
+        "number of skipped iterations": "skipped",
+        "number of nan iterations": "nan_count",
+        "KLD Loss": "component",
+        "lm-loss-training/lm loss": "loss",
+        "lm-loss-validation/lm loss validation": "eval",
+        "Training Loss": "loss",
+        "Validation Loss": "eval",
+        "params norm": "other",
+        "Value function loss": "component",
+    }
     assert {name: meaning(name).role for name in spoken} == spoken

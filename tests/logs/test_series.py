@@ -31,7 +31,8 @@ def test_thinning_keeps_what_matters(values: list[float], data: st.DataObject) -
     limit = data.draw(st.integers(4, 200))
     thinned = Points()
     for row, value in enumerate(values):
-        thinned.add(row, row, value)
+        at = np.array([row])
+        thinned.extend(at, at, np.array([value]))
         if len(thinned) > 2 * limit:
             thinned.thin(limit)
     thinned.thin(limit)
@@ -103,10 +104,13 @@ def rows_strategy() -> st.SearchStrategy[list[dict[str, object]]]:
     record = st.fixed_dictionaries(
         {},
         optional={
-            "step": st.integers(0, 30), "epoch": st.integers(0, 3), "loss": number, "lr": number,
+            "step": st.integers(0, 30),
+            "epoch": st.integers(0, 3),
+            "loss": number,
+            "lr": number,
             "verdict": st.just("ok"),
         },
-    )  # fmt: skip
+    )
     return st.lists(record, max_size=40)
 
 
@@ -152,10 +156,14 @@ def test_segments_and_what_they_are_not() -> None:
 
 
 def test_wandbs_own_counter_gives_way_to_a_better_one() -> None:
-    series = collect([
-        {"_step": 0, "loss": 1.0}, {"_step": 1, "train/global_step": 100, "loss": 1.0}, {"_step": 2, "eval/loss": 2.0},
-        {"_step": 3, "train/global_step": 200, "loss": 1.0},
-    ])  # fmt: skip
+    series = collect(
+        [
+            {"_step": 0, "loss": 1.0},
+            {"_step": 1, "train/global_step": 100, "loss": 1.0},
+            {"_step": 2, "eval/loss": 2.0},
+            {"_step": 3, "train/global_step": 200, "loss": 1.0},
+        ]
+    )
     assert points(series.loss) == [(0, 1.0), (100, 1.0), (200, 1.0)]
     assert points(series.columns["eval/loss"]) == [(100, 2.0)]
     assert len(series.segments) == 1
@@ -174,10 +182,14 @@ def test_which_column_speaks_for_the_loss() -> None:
 
 
 def test_values_beside_each_other() -> None:
-    series = collect([
-        {"step": 1, "loss": 1.0, "grad_norm": 5.0}, {"step": 2, "loss": 2.0},
-        {"step": 3, "loss": 3.0, "grad_norm": "NaN"}, {"step": 2, "loss": 4.0, "grad_norm": 6.0},
-    ])  # fmt: skip
+    series = collect(
+        [
+            {"step": 1, "loss": 1.0, "grad_norm": 5.0},
+            {"step": 2, "loss": 2.0},
+            {"step": 3, "loss": 3.0, "grad_norm": "NaN"},
+            {"step": 2, "loss": 4.0, "grad_norm": 6.0},
+        ]
+    )
     loss, norm = series.columns["loss"], series.columns["grad_norm"]
     assert series.matched(loss, norm).tolist() == [True, False, True, True]
     assert series.beside(loss, norm).tolist() == pytest.approx([5.0, math.nan, math.nan, 6.0], nan_ok=True)

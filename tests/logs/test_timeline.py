@@ -67,9 +67,12 @@ def test_the_dead_phase_of_a_resumed_run() -> None:
 def test_which_part_went_first() -> None:
     bad = [1.0] * 50 + [NAN] * 50
     story = story_of(
-        range(100), loss=[2.0] * 51 + [NAN] * 49, loss_cls=bad, loss_box=[1.0] * 51 + [NAN] * 49,
+        range(100),
+        loss=[2.0] * 51 + [NAN] * 49,
+        loss_cls=bad,
+        loss_box=[1.0] * 51 + [NAN] * 49,
         grad_norm=[1.0] * 51 + [math.inf] + [NAN] * 48,
-    )  # fmt: skip
+    )
     assert story.order == ("loss_cls", "loss_box", "loss", "grad_norm")
     assert story.first is not None
     assert story.first.column == "loss_cls"
@@ -297,8 +300,10 @@ def test_words_in_the_story() -> None:
     )
     assert story.outcome == "stopped"
     assert [(m.kind, m.name, m.step) for m in story.moments] == [
-        ("resume", "", 500), ("warning", "norm-nonfinite", 520), ("exception", "anomaly", 530),
-    ]  # fmt: skip
+        ("resume", "", 500),
+        ("warning", "norm-nonfinite", 520),
+        ("exception", "anomaly", 530),
+    ]
 
 
 def test_a_metric_alone_does_not_hurt() -> None:

@@ -152,14 +152,25 @@ def write_with(program: str, root: Path) -> str:
     script = root / "write.py"
     script.write_text(textwrap.dedent(RUN) + textwrap.dedent(program))
     environment = {
-        **os.environ, "WANDB_SILENT": "true", "WANDB_CONSOLE": "wrap", "TRACKIO_DIR": str(root / "trackio"),
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MLFLOW_ALLOW_FILE_STORE": "true", "TQDM_MININTERVAL": "0",
+        **os.environ,
+        "WANDB_SILENT": "true",
+        "WANDB_CONSOLE": "wrap",
+        "TRACKIO_DIR": str(root / "trackio"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "TQDM_MININTERVAL": "0",
         "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
-    }  # fmt: skip
+    }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(root)], cwd=root, env=environment, timeout=600, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", str(script), str(root)],
+        cwd=root,
+        env=environment,
+        timeout=600,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     text = done.stdout.decode("utf-8", "replace")
     assert done.returncode == 0, text[-3000:]
     return text

@@ -89,21 +89,32 @@ CASES = [
         measure=lambda r, x: _weighted(x.abs()),
     ),
     Case(
-        name="safe_div", op=ops.safe_div, textbook=torch.div, inputs=2,
+        name="safe_div",
+        op=ops.safe_div,
+        textbook=torch.div,
+        inputs=2,
         where=lambda a, b: b.abs() >= 1 / SLOPE[b.dtype],
     ),
     Case(name="safe_log", op=ops.safe_log, textbook=torch.log, where=lambda x: x >= 1 / SLOPE[x.dtype]),
     Case(
-        name="safe_sqrt", op=ops.safe_sqrt, textbook=torch.sqrt,
+        name="safe_sqrt",
+        op=ops.safe_sqrt,
+        textbook=torch.sqrt,
         where=lambda x: (x >= 1 / SLOPE[x.dtype] ** 2) | (x == 0),
     ),
     Case(name="safe_norm", op=partial(ops.safe_norm, dim=-1), textbook=lambda x: x.norm(dim=-1), squares=True),
     Case(
-        name="normalize", op=ops.normalize, textbook=lambda x: x / x.norm(dim=-1, keepdim=True), squares=True,
+        name="normalize",
+        op=ops.normalize,
+        textbook=lambda x: x / x.norm(dim=-1, keepdim=True),
+        squares=True,
         where=lambda x: x.double().norm(dim=-1, keepdim=True) >= 1 / SLOPE[x.dtype],
     ),
     Case(
-        name="rms_norm", op=partial(ops.rms_norm, eps=2.0**-23), textbook=_rms, squares=True,
+        name="rms_norm",
+        op=partial(ops.rms_norm, eps=2.0**-23),
+        textbook=_rms,
+        squares=True,
     ),
     Case(name="masked_softmax", op=partial(ops.masked_softmax, mask=KEEP), textbook=_softmax, roundings=400),
     Case(
@@ -113,23 +124,35 @@ CASES = [
         measure=lambda r, x: r.abs() + 1,
     ),
     Case(
-        name="normalized_mse", op=partial(ops.normalized_mse, mask=KEEP, eps=2.0**-23), textbook=_nmse, inputs=2,
-        squares=True, measure=lambda r, p, t: r.abs() * (1 + t.abs().amax() / _std(t)),
+        name="normalized_mse",
+        op=partial(ops.normalized_mse, mask=KEEP, eps=2.0**-23),
+        textbook=_nmse,
+        inputs=2,
+        squares=True,
+        measure=lambda r, p, t: r.abs() * (1 + t.abs().amax() / _std(t)),
     ),
     Case(
-        name="log_sinkhorn", op=partial(ops.log_sinkhorn, iterations=3), textbook=_sinkhorn, shape=(2, 3, 3),
+        name="log_sinkhorn",
+        op=partial(ops.log_sinkhorn, iterations=3),
+        textbook=_sinkhorn,
+        shape=(2, 3, 3),
         where=lambda x: bool(x.abs().max() <= torch.finfo(x.dtype).max / 4),
         measure=lambda r, x: x.abs().amax() + 1,
     ),
     Case(
-        name="sinkhorn", op=partial(ops.sinkhorn, iterations=3), textbook=lambda x: _sinkhorn(x).exp(), shape=(2, 3, 3),
-        where=lambda x: bool(x.abs().max() <= 100), roundings=4000,
+        name="sinkhorn",
+        op=partial(ops.sinkhorn, iterations=3),
+        textbook=lambda x: _sinkhorn(x).exp(),
+        shape=(2, 3, 3),
+        where=lambda x: bool(x.abs().max() <= 100),
+        roundings=4000,
     ),
     Case(
-        name="select", op=lambda x: ops.select(x > 0, torch.sqrt, lambda v: v / 2, x),
+        name="select",
+        op=lambda x: ops.select(x > 0, torch.sqrt, lambda v: v / 2, x),
         textbook=lambda x: torch.where(x > 0, x.sqrt(), x / 2),
     ),
-]  # fmt: skip
+]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

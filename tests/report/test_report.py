@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,10 +46,17 @@ def test_the_comparison_tells_the_two_apart(runs: tuple[Path, Path]) -> None:
 def test_a_report_holds_every_part(runs: tuple[Path, Path]) -> None:
     text = markdown(find_runs([str(runs[0])]))
     for words in (
-        "### Root cause", "### What happened, in order", "### Causal chain", "### Verified, and not",
-        "## Next steps", "pole in log at `model.py:12`: log at exactly zero is infinite", "`log → mean → loss`",
-        "before, step 299: loss 2", "- [x] a bad step was located", "- [ ] every logged value is finite",
-    ):  # fmt: skip
+        "### Root cause",
+        "### What happened, in order",
+        "### Causal chain",
+        "### Verified, and not",
+        "## Next steps",
+        "pole in log at `model.py:12`: log at exactly zero is infinite",
+        "`log → mean → loss`",
+        "before, step 299: loss 2",
+        "- [x] a bad step was located",
+        "- [ ] every logged value is finite",
+    ):
         assert words in text, words
 
 
@@ -65,8 +73,27 @@ def test_settings_that_differ_and_settings_to_change(runs: tuple[Path, Path]) ->
 
 def test_a_healthy_run_is_not_accused(runs: tuple[Path, Path]) -> None:
     text = markdown(find_runs([str(runs[1])]))
+    assert "No bad value and no incident was recorded." in text
     assert "- [x] every logged value is finite" in text
-    assert "### Causal chain" not in text
+    for words in ("### Causal chain", "### What happened", "- [ ]", "## Next steps"):
+        assert words not in text, words
+
+
+def test_next_steps_are_commands_as_they_are_typed(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    command = ["python", "-m", "nanproof", "run", "--heal", "train.py", "--lr", "1e-3"]
+    (runs[0] / "run.json").write_text(json.dumps({"command": command}))
+    text = markdown(find_runs([str(r) for r in runs])).split("## Next steps")[1]
+    assert re.findall("`(nanproof .*?)`", text) == [
+        "nanproof lint --diff .",
+        "nanproof smoke train.py -- --lr 1e-3",
+        "nanproof rollout --init train.py",
+        "nanproof run train.py --lr 1e-3",
+        "nanproof watch original",
+    ]
 
 
 def test_names_cannot_break_out(tmp_path: Path) -> None:
@@ -103,14 +130,17 @@ def test_a_report_says_first_that_a_run_died(runs: tuple[Path, Path]) -> None:
 
 
 def test_two_runs_are_compared_beyond_their_curves(runs: tuple[Path, Path]) -> None:
-    for run, version in zip(runs, ("2.6.0", "2.7.0"), strict=True):
-        (run / "run.json").write_text(
-            json.dumps({"command": ["python", "train.py"], "environment": {"torch": version}})
-        )
+    around: list[dict[str, dict[str, str]]] = [
+        {"environment": {"torch": "2.6.0", "seed": "7"}, "variables": {"OMP_NUM_THREADS": "1"}},
+        {"environment": {"torch": "2.7.0", "device": "cpu"}, "variables": {}},
+    ]
+    for run, recorded in zip(runs, around, strict=True):
+        (run / "run.json").write_text(json.dumps({"command": ["python", "train.py"], **recorded}))
     found = compare(*find_runs([str(r) for r in runs]))
     assert found.step == 300
     assert found.first.startswith("loss first differs at step 300: NaN in original")
-    assert ("torch", "2.6.0", "2.7.0") in found.environment
+    # what only one of them has recorded is no difference, but for a variable that is not set in the other
+    assert found.environment == (("OMP_NUM_THREADS", "1", "–"), ("torch", "2.6.0", "2.7.0"))
     text = markdown(find_runs([str(r) for r in runs]))
     assert "loss first differs at step 300" in text
     assert "| torch | 2.6.0 | 2.7.0 |" in text

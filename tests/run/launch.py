@@ -25,6 +25,7 @@ from nanproof.files import read_jsonl
 from nanproof.run.launcher import Outcome, run_program
 from nanproof.run.options import Options
 from nanproof.run.program import Program
+from support.forked import run_python
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -127,13 +128,18 @@ def _fork_rank(work: Callable[[], object], rank: int, port: int) -> int:
         os._exit(code)
 
 
-def nanproof(*words: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
+def nanproof(
+    *words: str | Path, check: bool = True, fresh: bool = True, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own; not ``fresh``, in one that has loaded torch and starts at once."""
     command = [sys.executable, "-m", "nanproof", *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=environment, **options
-    )  # fmt: skip
+    if fresh:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=600, check=False, env=environment, **options
+        )
+    else:
+        done = run_python(*command[1:], environment=environment, apart=True, **options)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

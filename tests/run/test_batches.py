@@ -92,7 +92,7 @@ LOOPS = {
         """,
         "ambiguous between DataLoader batch 0 (dataset indices 0–7) and DataLoader batch 1 (dataset indices 8–15)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -63,8 +63,12 @@ def test_ray() -> None:
     job = yaml.safe_load((FILES / "kuberay.yaml").read_text())
     script = FILES / os.fspath(job["spec"]["entrypoint"]).split()[-1]
     tree = ast.parse(script.read_text())
-    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "nanproof.integrations.ray"
-             for a in n.names}  # fmt: skip
+    names = {
+        a.name
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ImportFrom) and n.module == "nanproof.integrations.ray"
+        for a in n.names
+    }
     from nanproof.integrations import ray
 
     assert names

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,13 +68,16 @@ def test_observing_lets_everything_happen_and_records_it(tmp_path: Path) -> None
 
 
 def test_a_loop_that_catches_everything_does_not_go_on_unguarded(tmp_path: Path) -> None:
-    source = ALWAYS_BAD.replace("    optimizer.step()\n    reached = i + 1\n", """
+    source = ALWAYS_BAD.replace(
+        "    optimizer.step()\n    reached = i + 1\n",
+        """
     try:
         optimizer.step()
         reached += 1
     except Exception as error:
         last = error
-""")  # fmt: skip
+""",
+    )
     ran = guarded(tmp_path, source, policy="strict")
     assert (ran.outcome.exit_code, ran.main["reached"]) == (66, 3)
     assert "last" not in ran.main, "a stop is no Exception"
@@ -226,7 +228,6 @@ def test_gradients_for_inputs_and_accumulation_are_no_alarm(tmp_path: Path, capl
 
 
 DIES = """
-import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
@@ -338,8 +339,7 @@ sys.exit(code)
 def test_a_forked_process_that_trains_keeps_records_of_its_own(tmp_path: Path) -> None:
     """In a process of its own: one that runs tests has threads, and a fork of it may wait for their locks."""
     (tmp_path / "script.py").write_text(FORKS)
-    words = ["-m", "nanproof", "run", "--run-dir", "run", "script.py"]
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = nanproof("run", "--run-dir", "run", "script.py", check=False, fresh=False, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     outcome = json.loads((tmp_path / "run" / "run.json").read_text())
     (account,) = outcome["guarded"]
@@ -378,6 +378,7 @@ def test_what_the_script_lets_go_is_freed(tmp_path: Path) -> None:
 
 WORKER = """
 import sys
+
 import torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -445,7 +446,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 def test_sigterm_ends_it_at_once_and_its_records_are_complete(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(TERMINATED)
-    done = nanproof("run", "--run-dir", tmp_path / "run", tmp_path / "script.py", check=False)
+    done = nanproof("run", "--run-dir", tmp_path / "run", tmp_path / "script.py", check=False, fresh=False)
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert "terminated (SIGTERM) after 6 steps, 5 updates, 1 skipped" in done.stderr
     assert done.stderr.endswith(f"  next: nanproof diagnose {tmp_path / 'run'}\n")

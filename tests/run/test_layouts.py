@@ -66,7 +66,10 @@ def test_two_ranks(name: str, two: dict[str, dict[str, Any]]) -> None:
         assert first["verdict"]["rank"] == 0, "the bad value is on both ranks, and the lowest is named"
     elif "collectives inside" in name:
         assert (first["verdict"]["level"], first["verdict"]["rank"]) == ("input", 1), "its input was bad, on rank 1"
-        assert first["location"] is None, "no rank can replay by itself"
+        # no rank can replay by itself: all do so together, and each says what it sees
+        assert first["location"]["mechanism"] == "communication", "good before the reduction, bad after it"
+        (second,) = [i for i in found["incidents"] if i["rank"] == 1]
+        assert second["location"]["leaf"].startswith("batch"), second["location"]
     else:
         assert {i["verdict"]["rank"] for i in found["incidents"]} == {1}
         assert any(n.startswith("rank 1: ") for n in first["notes"]), "the first rank says what the culprit found"

@@ -132,3 +132,28 @@ def test_calls_that_are_used_later_or_are_finite_are_not_counted(tmp_path: Path)
     (account,) = ran.outcome.guarded
     assert account["actions"]["skip"] == 2
     assert "discarded" not in account
+
+
+SEVERAL_MODULES = """
+import torch
+torch.manual_seed(0)
+
+class Head(torch.nn.Linear):
+    def forward(self, h):
+        return super().forward(torch.log(h))
+
+encoder, head = torch.nn.Linear(4, 8), Head(8, 1)
+optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=1e-2)
+for step in range(6):
+    hidden = encoder(torch.randn(3, 4)).exp()
+    optimizer.zero_grad()
+    head(hidden * (step != 3)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_of_several_modules_the_first_bad_call_is_located(tmp_path: Path) -> None:
+    (incident,) = guarded(tmp_path, SEVERAL_MODULES).incidents
+    place = incident["location"]
+    assert "torch.log(h)" in SEVERAL_MODULES.splitlines()[place["line"] - 1]
+    assert (place["op"], place["mechanism"]) == ("log", "pole")

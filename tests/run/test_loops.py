@@ -614,13 +614,27 @@ def test_everything_is_put_back_at_the_end(tmp_path: Path) -> None:
         s, o = torch.optim.lr_scheduler, torch.optim
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
         return [
-            torch.autograd.backward, nn.utils.clip_grad_norm_, nn.utils.clip_grad.clip_grad_norm_,
-            nn.utils.clip_grads_with_norm_, o.Optimizer.__init__, o.Adam.step, s.LRScheduler.step, s.StepLR.__init__,
-            s.SequentialLR.step, torch.amp.GradScaler.step, torch.amp.GradScaler.scale, torch.save, torch.compile,
-            torch.serialization.save, loader.__next__, o.swa_utils.AveragedModel.update_parameters, os._exit,
-            multiprocessing.process.BaseProcess.__init__, list(sys.meta_path),
+            torch.autograd.backward,
+            nn.utils.clip_grad_norm_,
+            nn.utils.clip_grad.clip_grad_norm_,
+            nn.utils.clip_grads_with_norm_,
+            o.Optimizer.__init__,
+            o.Adam.step,
+            s.LRScheduler.step,
+            s.StepLR.__init__,
+            s.SequentialLR.step,
+            torch.amp.GradScaler.step,
+            torch.amp.GradScaler.scale,
+            torch.save,
+            torch.compile,
+            torch.serialization.save,
+            loader.__next__,
+            o.swa_utils.AveragedModel.update_parameters,
+            os._exit,
+            multiprocessing.process.BaseProcess.__init__,
+            list(sys.meta_path),
             "__init_subclass__" in vars(s.LRScheduler),
-        ]  # fmt: skip
+        ]
 
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # torch hooks a class when its first optimizer is made
     before = things()

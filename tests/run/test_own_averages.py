@@ -14,15 +14,24 @@ from nanproof.run.module_lookup import find_owners
 from run.launch import guarded
 
 KINDS = {
-    "module": ("copy.deepcopy(model)", "[a.data.lerp_(p, 0.1) for a, p in zip(average.parameters(),"
-               " model.parameters())]"),
-    "list": ("[p.detach().clone() for p in model.parameters()]", "[a.mul_(0.9).add_(p.detach(), alpha=0.1)"
-             " for a, p in zip(average, model.parameters())]"),
-    "shadow": ("{k: p.detach().clone() for k, p in model.named_parameters()}", "average.update({k: 0.9 * average[k] +"
-               " 0.1 * p.detach() for k, p in model.named_parameters()})"),
-    "state": ("{k: v.clone() for k, v in model.state_dict().items()}", "average = {k: torch.lerp(average[k], v, 0.1) if"
-              " v.is_floating_point() else v for k, v in model.state_dict().items()}"),
-}  # fmt: skip
+    "module": (
+        "copy.deepcopy(model)",
+        "[a.data.lerp_(p, 0.1) for a, p in zip(average.parameters(), model.parameters())]",
+    ),
+    "list": (
+        "[p.detach().clone() for p in model.parameters()]",
+        "[a.mul_(0.9).add_(p.detach(), alpha=0.1) for a, p in zip(average, model.parameters())]",
+    ),
+    "shadow": (
+        "{k: p.detach().clone() for k, p in model.named_parameters()}",
+        "average.update({k: 0.9 * average[k] + 0.1 * p.detach() for k, p in model.named_parameters()})",
+    ),
+    "state": (
+        "{k: v.clone() for k, v in model.state_dict().items()}",
+        "average = {k: torch.lerp(average[k], v, 0.1) if"
+        " v.is_floating_point() else v for k, v in model.state_dict().items()}",
+    ),
+}
 LOOP = """
 import copy
 import torch

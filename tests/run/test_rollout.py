@@ -247,6 +247,10 @@ def test_a_first_plan_is_sound(tmp_path: Path) -> None:
     loaded = load_plan(tmp_path / "plan.yaml")
     assert [s.name for s in loaded.stages] == ["smoke", "1 × 1", "1 × 2", "1 × 4"]
     assert "--nproc 4" in loaded.stages[3].command
+    assert "--nproc" not in loaded.stages[0].command
+    (tmp_path / "train.py").write_text("dist.init_process_group('gloo')\nmodel = DistributedDataParallel(model)")
+    (tmp_path / "plan.yaml").write_text(first_plan(tmp_path))
+    assert all("--nproc 1 " in s.command for s in load_plan(tmp_path / "plan.yaml").stages[:2])  # needs RANK to begin
     with pytest.raises(UsageError, match="no training script"):
         first_plan(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"nope\.py cannot be read"):
@@ -265,26 +269,49 @@ OWN_TRAINER = {
     ("files", "processes", "style", "setting"),
     [
         ({"train.py": ARGPARSE}, 1, "flags", {"lr": "0.0015"}),
-        ({"train.py": "RATE = 1 / 64\n@click.option('--learning-rate', default=RATE)\ndef main(): ..."}, 1, "flags",
-         {"learning-rate": "0.00781"}),
-        ({"train.py": "parser.add_argument('--lr', default=None)\nload('a.yaml')", "a.yaml": "optim: {lr: 4e-3}"}, 1,
-         "flags", {"lr": "0.002"}),
+        (
+            {"train.py": "RATE = 1 / 64\n@click.option('--learning-rate', default=RATE)\ndef main(): ..."},
+            1,
+            "flags",
+            {"learning-rate": "0.00781"},
+        ),
+        (
+            {"train.py": "parser.add_argument('--lr', default=None)\nload('a.yaml')", "a.yaml": "optim: {lr: 4e-3}"},
+            1,
+            "flags",
+            {"lr": "0.002"},
+        ),
         ({"train.py": "parser.add_argument('--lr', type=float, required=True)"}, 1, "flags", None),
-        ({"train.py": HYDRA, "conf/config.yaml": "defaults: [{optim: adam}]", "conf/optim/adam.yaml": "lr: 1e-3"}, 1,
-         "dotted", {"optim.lr": "0.0005"}),
+        (
+            {"train.py": HYDRA, "conf/config.yaml": "defaults: [{optim: adam}]", "conf/optim/adam.yaml": "lr: 1e-3"},
+            1,
+            "dotted",
+            {"optim.lr": "0.0005"},
+        ),
         ({"train.py": "import hydra"}, 1, "dotted", None),
         ({"train.py": "torch.optim.SGD(model.parameters(), lr=0.1)"}, 1, "dotted", None),
-        ({"train.py": "from transformers import HfArgumentParser, Trainer, TrainingArguments"}, 4, "flags",
-         {"learning_rate": "2.5e-05"}),
+        (
+            {"train.py": "from transformers import HfArgumentParser, Trainer, TrainingArguments"},
+            4,
+            "flags",
+            {"learning_rate": "2.5e-05"},
+        ),
         ({"train.py": "import tyro\nclass Config:\n    lr: float = 5e-4"}, 1, "flags", {"lr": "0.00025"}),
         (OWN_TRAINER, 1, "dotted", None),
-        ({"train.py": "from parts.engine import fit", "parts/engine.py": "from torch.nn.parallel import "
-          "DistributedDataParallel as D"}, 4, "dotted", None),
+        (
+            {
+                "train.py": "from parts.engine import fit",
+                "parts/engine.py": "from torch.nn.parallel import DistributedDataParallel as D",
+            },
+            4,
+            "dotted",
+            None,
+        ),
         ({"train.py": "mp.spawn(work, nprocs=2)\ndist.init_process_group()"}, 1, "dotted", None),
         ({"train.py": "rank = int(os.environ.get('LOCAL_RANK', 0))"}, 4, "dotted", None),
         ({"train.py": "this is no Python"}, 1, "dotted", None),
     ],
-)  # fmt: skip
+)
 def test_a_first_plan_holds_what_the_script_can_do(
     files: dict[str, str], processes: int, style: str, setting: dict[str, str] | None, tmp_path: Path
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as xml
@@ -20,6 +18,7 @@ from nanproof.run.smoke import SmokeReport, smoke
 from nanproof.run.smoke.chance import watch_chance
 from nanproof.run.smoke.junit import junit
 from nanproof.run.smoke.setting import from_factory, from_model
+from run.launch import nanproof
 
 
 def results(report: SmokeReport) -> dict[str, str]:
@@ -213,9 +212,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_the_verb(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "smoke.xml"
-    command = [sys.executable, "-m", "nanproof", "smoke", f"{script}:make", "--json", "--junit", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    done = nanproof("smoke", f"{script}:make", "--json", "--junit", out, fresh=False)
     told = json.loads(done.stdout)
     assert told["ok"]
     assert len(told["trial"]["losses"]) == 11

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from run.launch import nanproof
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,7 @@ def test_a_log_that_the_script_opens_anew_is_put_back_and_clipped_gradients_pass
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "train.jsonl").write_text('{"step": 0, "loss": 1.0}\n{"step": 1, "loss": NaN}\n')
     before = (tmp_path / "train.jsonl").read_bytes()
-    command = [sys.executable, "-m", "nanproof", "smoke", "train.py", "--steps", "4", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    done = nanproof("smoke", "train.py", "--steps", "4", "--json", check=False, fresh=False, cwd=tmp_path)
     checks = {c["name"]: c for c in json.loads(done.stdout)["checks"]}
     assert (tmp_path / "train.jsonl").read_bytes() == before
     assert "train.jsonl: overwritten by the script, put back" in checks["your files"]["reason"]

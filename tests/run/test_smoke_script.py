@@ -75,9 +75,18 @@ def test_a_healthy_script_passes_every_check_and_is_ended_cleanly(tmp_path: Path
     done = smoked(tmp_path, source(), steps=10, watch=("0.weight",))
     assert set(done.results.values()) == {"PASS"}
     assert set(done.results) == {
-        "parameters", "loss finite", "chance level", "gradients finite", "gradients reach", "gradient norms",
-        "loss falls", "parameters move", "precision", "headroom", "watched",
-    }  # fmt: skip
+        "parameters",
+        "loss finite",
+        "chance level",
+        "gradients finite",
+        "gradients reach",
+        "gradient norms",
+        "loss falls",
+        "parameters move",
+        "precision",
+        "headroom",
+        "watched",
+    }
     assert "ln 5" in done.reasons["chance level"]
     assert len(done.report.trial.losses) == 11
     assert done.main["cleaned"]
@@ -101,11 +110,13 @@ FAULTY = {
     "loss falls": ({"optimizer": "SGD(model.parameters(), lr=0.5, maximize=True)"}, "it rises"),
     "parameters move": ({"optimizer": "SGD(model.parameters(), lr=0.0)"}, "no parameter changed"),
     "headroom": (
-        {"before": "model[0].weight.data.mul_(2e4)",
-         "loss": "nn.functional.cross_entropy(torch.autocast('cpu', torch.float16)(model)(a).float(), b)"},
+        {
+            "before": "model[0].weight.data.mul_(2e4)",
+            "loss": "nn.functional.cross_entropy(torch.autocast('cpu', torch.float16)(model)(a).float(), b)",
+        },
         "in float16",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTY)
@@ -184,12 +195,15 @@ def test_scripts_that_end_by_themselves(text: str, result: str, words: str, tmp_
 
 
 def test_a_loop_that_catches_every_exception_is_ended_too(tmp_path: Path) -> None:
-    text = source().replace("        optimizer.step()\n", """
+    text = source().replace(
+        "        optimizer.step()\n",
+        """
         try:
             optimizer.step()
         except Exception:
             pass
-""")  # fmt: skip
+""",
+    )
     done = smoked(tmp_path, text, steps=4)
     assert done.report.ok
     assert "reached_the_end" not in done.main
@@ -217,7 +231,7 @@ def test_the_verb(tmp_path: Path) -> None:
 
 def test_the_verb_of_a_sick_module(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(source(loss="model(a).sum() * float('nan')"))
-    done = nanproof("smoke", "-m", "faulty", "--steps", "3", check=False, cwd=tmp_path)
+    done = nanproof("smoke", "-m", "faulty", "--steps", "3", check=False, fresh=False, cwd=tmp_path)
     assert done.returncode == 1
     assert "FAIL  loss finite" in done.stdout
     assert "records are in runs/smoke-faulty-" in done.stdout
@@ -225,6 +239,6 @@ def test_the_verb_of_a_sick_module(tmp_path: Path) -> None:
         (["nothing.py"], "no script nothing.py"),
         (["faulty.py:make", "--", "x"], "takes no arguments"),
     ):
-        wrong = nanproof("smoke", *words, check=False, cwd=tmp_path)
+        wrong = nanproof("smoke", *words, check=False, fresh=False, cwd=tmp_path)
         assert wrong.returncode == 2
         assert said in wrong.stderr

@@ -81,9 +81,22 @@ def test_two_machines(never_saw: list[Any], tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{free.getsockname()[1]}"
     words = [
-        sys.executable, "-m", "nanproof", "run", "--nproc", "1", "--nnodes", "2", "--rdzv", place,
-        "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "ddp.py"), "--out", str(tmp_path / "guarded"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "nanproof",
+        "run",
+        "--nproc",
+        "1",
+        "--nnodes",
+        "2",
+        "--rdzv",
+        place,
+        "--run-dir",
+        str(tmp_path / "run"),
+        str(SCRIPTS / "ddp.py"),
+        "--out",
+        str(tmp_path / "guarded"),
+    ]
     machines = [
         subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -98,9 +111,18 @@ def test_a_rank_that_is_killed_costs_nothing_since_the_last_checkpoint(tmp_path:
     script = SCRIPTS / "resumed.py"
     fork_ranks(lambda: run_guarded("resumed.py", tmp_path / "r", "--out", str(tmp_path / "whole")))
     killed = torchrun(
-        "--max-restarts=1", "-m", "nanproof", "run", "--run-dir", tmp_path / "run", script, "--out",
-        tmp_path / "killed", "--kill-at", "12",
-    )  # fmt: skip
+        "--max-restarts=1",
+        "-m",
+        "nanproof",
+        "run",
+        "--run-dir",
+        tmp_path / "run",
+        script,
+        "--out",
+        tmp_path / "killed",
+        "--kill-at",
+        "12",
+    )
     assert killed.returncode == 0, killed.stderr
     assert "resumed at batch 10" in killed.stdout
     assert different(torch.load(tmp_path / "killed"), torch.load(tmp_path / "whole")) == []

@@ -17,13 +17,19 @@ images = torch.rand(48, 1, 8, 8) * 2 - 1
 images[29, 0, 3] = float("nan")  # a line that a decoder has lost
 
 generator = nn.Sequential(
-    nn.ConvTranspose2d(4, 8, 4, 1, 0, bias=False), nn.BatchNorm2d(8), nn.ReLU(True),
-    nn.ConvTranspose2d(8, 1, 4, 2, 1, bias=False), nn.Tanh(),
-)  # fmt: skip
+    nn.ConvTranspose2d(4, 8, 4, 1, 0, bias=False),
+    nn.BatchNorm2d(8),
+    nn.ReLU(True),
+    nn.ConvTranspose2d(8, 1, 4, 2, 1, bias=False),
+    nn.Tanh(),
+)
 discriminator = nn.Sequential(
-    nn.Conv2d(1, 8, 4, 2, 1, bias=False), nn.BatchNorm2d(8), nn.LeakyReLU(0.2, inplace=True),
-    nn.Conv2d(8, 1, 4, 1, 0, bias=False), nn.Flatten(0),
-)  # fmt: skip
+    nn.Conv2d(1, 8, 4, 2, 1, bias=False),
+    nn.BatchNorm2d(8),
+    nn.LeakyReLU(0.2, inplace=True),
+    nn.Conv2d(8, 1, 4, 1, 0, bias=False),
+    nn.Flatten(0),
+)
 for module in (*generator.modules(), *discriminator.modules()):
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         nn.init.normal_(module.weight, 0.0, 0.02)

@@ -33,9 +33,13 @@ class Samples(torch.utils.data.Dataset):
 
 
 config = LlamaConfig(
-    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    vocab_size=32,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
     max_position_embeddings=16,
-)  # fmt: skip
+)
 model = LlamaForCausalLM(config)
 callbacks = []
 if args.callback:
@@ -45,10 +49,19 @@ if args.callback:
 trainer = Trainer(
     model=model,
     args=TrainingArguments(
-        output_dir=args.out, per_device_train_batch_size=8, max_steps=12, learning_rate=1e-3, logging_steps=1, seed=0,
-        save_steps=4, save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True,
+        output_dir=args.out,
+        per_device_train_batch_size=8,
+        max_steps=12,
+        learning_rate=1e-3,
+        logging_steps=1,
+        seed=0,
+        save_steps=4,
+        save_total_limit=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
     ),
     train_dataset=Samples(),
     callbacks=callbacks,
-)  # fmt: skip
+)
 trainer.train()

@@ -44,9 +44,15 @@ class Net(lightning.LightningModule):
 
 net = Net()
 trainer = lightning.Trainer(
-    max_epochs=1, accelerator="cpu", accumulate_grad_batches=2, gradient_clip_val=1.0, logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-)  # fmt: skip
+    max_epochs=1,
+    accelerator="cpu",
+    accumulate_grad_batches=2,
+    gradient_clip_val=1.0,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
 torch.manual_seed(1)
 trainer.fit(net, DataLoader(TensorDataset(x, y), batch_size=8))
 state = {"model": net.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}

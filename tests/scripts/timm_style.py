@@ -46,9 +46,14 @@ class Cosine:
 
 
 model = nn.Sequential(
-    nn.Conv2d(1, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-    nn.Dropout(0.1), nn.Linear(8, 2),
-)  # fmt: skip
+    nn.Conv2d(1, 8, 3, 2, 1, bias=False),
+    nn.BatchNorm2d(8),
+    nn.SiLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Dropout(0.1),
+    nn.Linear(8, 2),
+)
 plain = [p for p in model.parameters() if p.ndim < 2]
 decayed = [p for p in model.parameters() if p.ndim >= 2]
 optimizer = torch.optim.AdamW([{"params": plain, "weight_decay": 0.0}, {"params": decayed, "weight_decay": 0.05}], 1e-2)

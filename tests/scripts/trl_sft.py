@@ -23,9 +23,7 @@ torch.manual_seed(0)
 words = ["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(29))]
 tokens = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
 tokens.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=tokens, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-)  # fmt: skip
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 texts = [" ".join(f"w{(i * 5 + j) % 28}" for j in range(6)) for i in range(24)]
 texts[15] = "w1 w2 w28 w3"
 counts = torch.full((32,), 5.0)
@@ -38,9 +36,15 @@ def weighted_loss(outputs, labels, num_items_in_batch=None):
 
 
 config = LlamaConfig(
-    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-    max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
-)  # fmt: skip
+    vocab_size=32,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    eos_token_id=1,
+)
 callbacks = []
 if args.callback:
     from nanproof.integrations.transformers import GuardCallback
@@ -49,12 +53,23 @@ if args.callback:
 trainer = SFTTrainer(
     model=LlamaForCausalLM(config),
     args=SFTConfig(
-        output_dir=args.out, per_device_train_batch_size=2, max_steps=12, learning_rate=1e-3, logging_steps=1, seed=0,
-        save_steps=6, save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True, max_length=16, bf16=False,
+        output_dir=args.out,
+        per_device_train_batch_size=2,
+        max_steps=12,
+        learning_rate=1e-3,
+        logging_steps=1,
+        seed=0,
+        save_steps=6,
+        save_total_limit=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        max_length=16,
+        bf16=False,
     ),
     train_dataset=Dataset.from_dict({"text": texts}),
     processing_class=tokenizer,
     compute_loss_func=weighted_loss,
     callbacks=callbacks,
-)  # fmt: skip
+)
 trainer.train()

@@ -14,7 +14,13 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-PRELOAD = ["torch.distributed.fsdp", "nanproof.guard.guard", "nanproof.run.session", "nanproof.cases.program"]
+PRELOAD = [
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "nanproof.guard.guard",
+    "nanproof.run.session",
+    "nanproof.cases.program",
+]
 
 
 def context() -> ForkServerContext:
@@ -25,29 +31,34 @@ def context() -> ForkServerContext:
 
 
 def run_python(
-    *words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    *words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None, apart: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """What ``python words…`` prints and ends with: ``-m module …``, ``-c code …`` or ``script.py …``."""
+    """What ``python words…`` prints and ends with: ``-m module …``, ``-c code …`` or ``script.py …``.
+
+    Both streams are in stdout, in their order; with ``apart`` each is in its own.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "said"
+        said, errors = Path(folder) / "said", Path(folder) / "errors"
         said.touch()
-        given = (words, str(cwd or Path.cwd()), dict(environment or os.environ), str(said))
+        errors.touch()
+        streams = (str(said), str(errors if apart else said))
+        given = (words, str(cwd or Path.cwd()), dict(environment or os.environ), *streams)
         process = context().Process(target=_be, args=given)
         process.start()
         process.join(timeout=900)
         if process.exitcode is None:
             process.kill()
             raise subprocess.TimeoutExpired(words, 900)
-        return subprocess.CompletedProcess(words, process.exitcode, said.read_text(), "")
+        texts = (stream.read_text("utf-8", "surrogateescape") for stream in (said, errors))
+        return subprocess.CompletedProcess(words, process.exitcode, *texts)
 
 
-def _be(words: tuple[str, ...], cwd: str, environment: dict[str, str], said: str) -> None:
+def _be(words: tuple[str, ...], cwd: str, environment: dict[str, str], said: str, errors: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    fd = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
+    for stream, path in ((1, said), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     code: object = 1
     try:
         sys.orig_argv = [sys.executable, *words]
@@ -56,7 +67,7 @@ def _be(words: tuple[str, ...], cwd: str, environment: dict[str, str], said: str
             sys.path.insert(0, cwd)
         else:
             sys.argv = list(words)
-            sys.path.insert(0, str(Path(words[0]).parent))
+            sys.path.insert(0, str(Path(cwd, words[0]).parent))  # absolute: finders keep what they saw in "."
         if words[0] == "-m":
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif words[0] == "-c":

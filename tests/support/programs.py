@@ -42,10 +42,19 @@ from torch.nn.modules import module as torch_module
 FOLDER = Path(__file__).parents[1] / "locating" / "programs"
 PHASES = ("forward", "backward", "leaf", "outside")
 MECHANISMS = (
-    "range-overflow", "underflow", "pole", "invalid", "where-gradient", "masked-row", "empty-reduction", "bad-leaf",
+    "range-overflow",
+    "underflow",
+    "pole",
+    "invalid",
+    "where-gradient",
+    "masked-row",
+    "empty-reduction",
+    "bad-leaf",
     "outside-dispatcher",
-    "uninitialized", "communication", "compiled-only",
-)  # fmt: skip
+    "uninitialized",
+    "communication",
+    "compiled-only",
+)
 
 Step = Callable[[nn.Module, Any], Tensor]
 Case = tuple[nn.Module, Any, Step]
@@ -92,11 +101,18 @@ def program(
     """Register a failing program; ``uses`` names classes and functions beside it that hold markers of its own."""
 
     def register(make: Callable[[], Case]) -> Program:
-        bad, also = (frozenset(_marked(mark, (make, *uses))) for mark in ("BAD", "ALSO"))
+        bad, also = _marked((make, *uses))
         return Program(
-            **_described(make, seed), phase=_tuple(phase), mechanism=_tuple(mechanism), op=op, leaf=_tuple(leaf),
-            index=index, module=module, bad=bad, also=also,
-        )  # fmt: skip
+            **_described(make, seed),
+            phase=_tuple(phase),
+            mechanism=_tuple(mechanism),
+            op=op,
+            leaf=_tuple(leaf),
+            index=index,
+            module=module,
+            bad=bad,
+            also=also,
+        )
 
     return register
 
@@ -129,10 +145,15 @@ def _described(make: Callable[[], Case], seed: int) -> dict[str, Any]:
     return {"name": make.__name__, "topic": file.stem, "file": file, "make": seeded}
 
 
-def _marked(mark: str, sources: tuple[Any, ...]) -> Iterator[int]:
+def _marked(sources: tuple[Any, ...]) -> tuple[frozenset[int], frozenset[int]]:
+    """The lines that say BAD, and those that say ALSO."""
+    found: dict[str, set[int]] = {"BAD": set(), "ALSO": set()}
     for source in sources:
-        lines, first = inspect.getsourcelines(source)
-        yield from (first + i for i, line in enumerate(lines) if re.search(rf"#\s*{mark}\b", line))
+        lines, first = inspect.getsourcelines(source)  # slow: every worker does it for every program
+        for number, line in enumerate(lines, first):
+            for mark in re.findall(r"#\s*(BAD|ALSO)\b", line):
+                found[mark].add(number)
+    return frozenset(found["BAD"]), frozenset(found["ALSO"])
 
 
 @functools.cache

@@ -71,7 +71,10 @@ def s3_server() -> Iterator[int]:
 def s3_settings(port: int) -> dict[str, Any]:
     """What tells s3fs where the server is; also for the environment variable FSSPEC_S3."""
     return {
-        "key": "testing", "secret": "testing", "endpoint_url": f"http://127.0.0.1:{port}",
-        "client_kwargs": {"region_name": "eu-west-1"}, "skip_instance_cache": True,
+        "key": "testing",
+        "secret": "testing",
+        "endpoint_url": f"http://127.0.0.1:{port}",
+        "client_kwargs": {"region_name": "eu-west-1"},
+        "skip_instance_cache": True,
         "config_kwargs": {"retries": {"max_attempts": 1}},
-    }  # fmt: skip
+    }

@@ -86,9 +86,11 @@ def test_more_idle_clients_than_files_do_not_keep_a_browser_out(address: str) ->
 
 def test_a_websocket_is_refused(address: str) -> None:
     headers = {
-        "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
         "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-    }  # fmt: skip
+    }
     assert httpx.get(address, headers=headers).status_code == 400
     assert httpx.get(address).status_code == 200
 

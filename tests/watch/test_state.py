@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from nanproof.logs.collect import Collector
 from nanproof.watch.alive import signs_of
-from nanproof.watch.runs import Run
+from nanproof.watch.runs import Run, runs_below
 from nanproof.watch.state import Signs, state_of
 from support.pages import write_log
 
@@ -35,17 +35,26 @@ def run_of(path: Path) -> Run:
     [
         ("", "stale", "nothing was logged for"),
         ("Training completed. Do not forget to share your model\n", "finished", ""),
-        ("Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nRuntimeError: CUDA out of memory\n",
-         "died", "CUDA out of memory"),
-        ("Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nKeyboardInterrupt\n",
-         "interrupted", "KeyboardInterrupt"),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1, in f\nRuntimeError: CUDA out of memory\n',
+            "died",
+            "CUDA out of memory",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nKeyboardInterrupt\n',
+            "interrupted",
+            "KeyboardInterrupt",
+        ),
         ("slurmstepd: error: *** JOB 1 ON a CANCELLED AT 2026-01-01 ***\n", "interrupted", "CANCELLED"),
         ("step 20 loss nan\nstep 21 loss nan\n", "died", "loss is NaN since step 20 (2 logged values"),
-        ("step 20 loss inf\nstep 21 loss nan\nstep 22 loss nan\n", "died",
-         "loss is Inf since step 20, NaN since step 21 (3 logged values"),
+        (
+            "step 20 loss inf\nstep 21 loss nan\nstep 22 loss nan\n",
+            "died",
+            "loss is Inf since step 20, NaN since step 21 (3 logged values",
+        ),
         ("step 20 loss nan\nstep 21 loss inf\nstep 22 loss nan\n", "died", "loss is NaN or Inf since step 20 (3 "),
     ],
-)  # fmt: skip
+)
 def test_what_a_log_says_of_its_end(tmp_path: Path, end: str, kind: str, words: str) -> None:
     log = tmp_path / "train.log"
     log.write_text("".join(f"step {s} loss {3 - s / 10}\n" for s in range(20)) + end)
@@ -116,9 +125,13 @@ def test_a_process_that_has_the_log_open_for_writing_is_seen(tmp_path: Path) -> 
 
 @given(
     losses=st.lists(st.sampled_from([1.0, math.nan, math.inf]), min_size=1, max_size=30),
-    signs=st.builds(Signs, open=st.sampled_from([True, False, None]), quiet=st.sampled_from([None, 0.0, 1e6]),
-                    exit_code=st.sampled_from([None, 0, 1, 66, 130])),
-)  # fmt: skip
+    signs=st.builds(
+        Signs,
+        open=st.sampled_from([True, False, None]),
+        quiet=st.sampled_from([None, 0.0, 1e6]),
+        exit_code=st.sampled_from([None, 0, 1, 66, 130]),
+    ),
+)
 def test_a_loss_that_ends_non_finite_is_never_called_healthy(losses: list[float], signs: Signs) -> None:
     log = Collector(source="", format="")
     log.records([{"step": i, "loss": v} for i, v in enumerate(losses)])
@@ -126,3 +139,13 @@ def test_a_loss_that_ends_non_finite_is_never_called_healthy(losses: list[float]
     assert (state.kind == "died") or math.isfinite(losses[-1])
     assert state.healthy <= math.isfinite(losses[-1])
     assert str(state)
+
+
+def test_what_a_run_printed_is_no_run_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "training_log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    lines = "".join(f"step {s} loss {2 - s / 50}\n" for s in range(30))
+    told = "nanproof: guarding AdamW (2 tensors, 9 parameters) of Linear; records in {}\n"
+    (tmp_path / "nohup.out").write_text(told.format("runs/a") + lines)
+    (tmp_path / "other.out").write_text(told.format("runs/gone") + lines)
+    assert sorted(place.name for place in runs_below(tmp_path)) == ["other.out", "runs/a"]

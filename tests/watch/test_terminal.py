@@ -20,10 +20,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from nanproof.cli.shell import nanproof as nanproof_group
 from nanproof.errors import UsageError
 from nanproof.logs import read
 from nanproof.watch.glance import glance
@@ -157,8 +159,10 @@ def test_messages_arrive_once(inbox: tuple[str, list[bytes]]) -> None:
     notifier.close(20)
     told = [json.loads(r) for r in received]
     assert [(t["run"], t["text"]) for t in told] == [
-        ("a", "loss is nan"), ("b", "another run"), ("a", "loss is nan after a while"),
-    ]  # fmt: skip
+        ("a", "loss is nan"),
+        ("b", "another run"),
+        ("a", "loss is nan after a while"),
+    ]
     assert (notifier.sent, notifier.dropped) == (3, 0)
 
 
@@ -235,6 +239,21 @@ def test_a_server_that_is_not_there_only_costs_the_message() -> None:
     notifier.tell("a", "finish", "done")
     notifier.close(20)
     assert (notifier.sent, notifier.dropped) == (0, 1)
+    assert "refused" in notifier.trouble
+
+
+def test_an_alert_that_was_not_sent_is_said(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("step,loss\n1,2\n2,nan\n")
+    environment = {"NANPROOF_WEBHOOK": "http://127.0.0.1:9/secret"}
+    found = CliRunner().invoke(nanproof_group, ["watch", "--notify", "--once", str(log)], env=environment)
+    assert found.exit_code == 0
+    assert "1 alert was not sent: " in found.output
+    assert "secret" not in found.output
+    for other in ("--web", "--json"):
+        found = CliRunner().invoke(nanproof_group, ["watch", "--notify", other, str(log)], env=environment)
+        assert found.exit_code == 2
+        assert f"{other} sends no alerts" in found.output
 
 
 def test_shapes_of_messages() -> None:

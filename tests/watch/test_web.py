@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from nanproof.errors import UsageError
 from nanproof.watch.runs import Finder, find_runs
 from nanproof.watch.security import POLICY
-from nanproof.watch.server import PAGE, page_file, serve
+from nanproof.watch.server import PAGE, Desk, page_file, serve
 from support.incidents import make_incident
 
 
@@ -51,9 +53,14 @@ def test_only_this_machine_by_its_own_name(address: str) -> None:
     host = address.split("/")[2]
     port = host.split(":")[1]
     for name, status in (
-        (host, 200), (f"localhost:{port}", 200), ("evil.example", 421), (f"evil.example:{port}", 421),
-        ("127.0.0.1", 421), (f"127.0.0.1:{port}.evil.example", 421), ("", 421),
-    ):  # fmt: skip
+        (host, 200),
+        (f"localhost:{port}", 200),
+        ("evil.example", 421),
+        (f"evil.example:{port}", 421),
+        ("127.0.0.1", 421),
+        (f"127.0.0.1:{port}.evil.example", 421),
+        ("", 421),
+    ):
         assert httpx.get(address, headers={"host": name}).status_code == status, name
 
 
@@ -82,12 +89,19 @@ def test_without_the_token_there_is_nothing(address: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "page/../server.py", "page/..%2fserver.py", "page/%2e%2e/server.py", "page//etc/passwd",
+        "page/../server.py",
+        "page/..%2fserver.py",
+        "page/%2e%2e/server.py",
+        "page//etc/passwd",
         "page/vendor/../../runs.py",
-        "points/..%2f..%2fetc", "points/r99", "incident/r0/..%2f..", "incident/r0/r0i99", "page/",
+        "points/..%2f..%2fetc",
+        "points/r99",
+        "incident/r0/..%2f..",
+        "incident/r0/r0i99",
+        "page/",
         "page/style.css%00.js",
     ],
-)  # fmt: skip
+)
 def test_no_path_leads_out(address: str, path: str) -> None:
     answer = httpx.get(address + path)
     assert answer.status_code in (404, 307, 405), path
@@ -134,3 +148,46 @@ def test_nothing_to_watch(tmp_path: Path) -> None:
 
 def test_the_page_is_light() -> None:
     assert sum(len(page_file(name)) for name in PAGE) <= 150_000
+
+
+def test_pages_that_ask_at_once_share_one_diagnosis(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go = [], threading.Event()
+
+    def slow(*args: object) -> dict[str, object]:
+        asked.append(args)
+        go.wait(30)
+        return {"settings": {}}
+
+    async def look() -> None:
+        desk = Desk(Finder([str(run)]))
+        (one,) = desk.runs.values()
+        pages = [asyncio.ensure_future(desk.facts(one)) for _ in range(3)]
+        while not asked:
+            await asyncio.sleep(0.01)
+        pages[0].cancel()  # a page that is closed does not end it for the others
+        go.set()
+        assert await asyncio.gather(*pages[1:]) == [{"settings": {}}] * 2
+        assert len(asked) == 1
+        await desk.facts(one)
+        assert len(asked) == 2  # the code may have changed since
+        await desk.stop()
+
+    monkeypatch.setattr("nanproof.watch.server.facts_of", slow)
+    asyncio.run(look())
+
+
+def test_ending_does_not_wait_for_a_diagnosis(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr("nanproof.watch.server.facts_of", lambda *_: never.wait())
+
+    async def look() -> None:
+        desk = Desk(Finder([str(run)]))
+        page = asyncio.ensure_future(desk.facts(next(iter(desk.runs.values()))))
+        while not any(t.name == "nanproof-facts" for t in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        page.cancel()
+        await desk.stop()
+
+    asyncio.run(look())  # would not return if the loop had to join the thread
+    assert all(t.daemon for t in threading.enumerate() if t.name == "nanproof-facts")
+    never.set()

@@ -78,7 +78,13 @@ def _read_job(case: str, folder: Path, words: Sequence[str], flags: Mapping[str,
         )
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if given.device == "cuda" else "cpu")
     return Job(
-        case=case, config=given.config_name, cfg=cfg, seed=given.seed, steps=steps, device=device,
-        out=given.out or Path("runs") / f"{case}-{given.config_name}-{given.seed}", resume=given.resume,
+        case=case,
+        config=given.config_name,
+        cfg=cfg,
+        seed=given.seed,
+        steps=steps,
+        device=device,
+        out=given.out or Path("runs") / f"{case}-{given.config_name}-{given.seed}",
+        resume=given.resume,
         ranks=Ranks(device),
-    )  # fmt: skip
+    )

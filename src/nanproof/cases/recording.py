@@ -96,16 +96,27 @@ class Recorder:
         parameters = [p.detach().cpu() for p in model.parameters()]
         buffers = [b for b in model.buffers() if b.is_floating_point()]
         result = Result(
-            case=self.job.case, config=self.job.config, seed=self.job.seed, steps=self.job.steps,
-            first_bad_step=self.first_bad_step, skipped=self.skipped, loss=self._last["loss"], metric=score.metric,
-            value=score.value, chance=score.chance, target=score.target, questions=score.questions,
+            case=self.job.case,
+            config=self.job.config,
+            seed=self.job.seed,
+            steps=self.job.steps,
+            first_bad_step=self.first_bad_step,
+            skipped=self.skipped,
+            loss=self._last["loss"],
+            metric=score.metric,
+            value=score.value,
+            chance=score.chance,
+            target=score.target,
+            questions=score.questions,
             first_activation=next(iter(self._activations), math.nan),
             largest_activation=max(self._activations, default=math.nan),
             bad_parameters=sum(not bool(p.isfinite().all()) for p in parameters),
-            bad_buffers=sum(not bool(b.isfinite().all()) for b in buffers), lr=self._last["lr"],
-            seconds=time.monotonic() - self._started[0], cpu_seconds=time.process_time() - self._started[1],
+            bad_buffers=sum(not bool(b.isfinite().all()) for b in buffers),
+            lr=self._last["lr"],
+            seconds=time.monotonic() - self._started[0],
+            cpu_seconds=time.process_time() - self._started[1],
             digest=_digest(parameters),
-        )  # fmt: skip
+        )
         write_result(self.job.out, result)
         print(
             f"{result.outcome}: {score.metric} {score.value:.3f} (chance {score.chance:.3f}, target {score.target}), "

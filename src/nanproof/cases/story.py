@@ -80,33 +80,38 @@ def stages(case: Case, out: Path, seed: int) -> Iterator[Stage]:
     )
     yield Stage(
         title="Which of its checkpoints is still good?",
-        words=(*nanproof, "scan", str(out / "original" / "checkpoints")), ends=(0, 1),
-    )  # fmt: skip
+        words=(*nanproof, "scan", str(out / "original" / "checkpoints")),
+        ends=(0, 1),
+    )
     yield Stage(title="Why did it die?", words=(*nanproof, "diagnose", str(out / "original")), ends=(1,))
     guard = out / "guard"
     yield Stage(
         title="The same program again, unmodified, under the guard",
-        words=(*nanproof, "run", "--run-dir", str(guard), "-m", *program("original", "guarded")), ends=(0, 66),
+        words=(*nanproof, "run", "--run-dir", str(guard), "-m", *program("original", "guarded")),
+        ends=(0, 66),
         trains=True,
-    )  # fmt: skip
+    )
     yield Stage(
         title="Which operation broke, and is that proved?",
-        words=(*nanproof, "locate", str(guard), "--step", case.step), ends=(1,),
-    )  # fmt: skip
+        words=(*nanproof, "locate", str(guard), "--step", case.step),
+        ends=(1,),
+    )
     yield Stage(
         title="What lint would repair in its code",
-        words=(*nanproof, "lint", "--unsafe-fixes", "--diff", str(code)), ends=(0, 1),
-    )  # fmt: skip
+        words=(*nanproof, "lint", "--unsafe-fixes", "--diff", str(code)),
+        ends=(0, 1),
+    )
     facts = tuple(word for fact in (f"cause={case.cause}", *case.facts) for word in ("--fact", fact))
     yield Stage(
         title="What the config should say instead",
-        words=(*nanproof, "harden", str(code / "configs" / "original.yaml"), "--diff", *facts), ends=(0, 1),
-    )  # fmt: skip
+        words=(*nanproof, "harden", str(code / "configs" / "original.yaml"), "--diff", *facts),
+        ends=(0, 1),
+    )
     yield Stage(title="The stable variant trains", words=(*python, *program("stable", "stable")), trains=True)
     yield Stage(
         title="Both curves on one page",
         words=(*nanproof, "report", str(out / "original"), str(out / "stable"), "-o", str(out / REPORT)),
-    )  # fmt: skip
+    )
 
 
 def copy_code(case: Case, to: Path) -> Path:

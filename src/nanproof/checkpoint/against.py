@@ -80,12 +80,15 @@ def compare(checkpoint: Checkpoint, reference: Checkpoint) -> Comparison:
         moments = sum(last(s.name) in ("exp_avg", "momentum_buffer") for _, s, _ in new.values())
     moved = any(not c.identical for c in changes if c.name in parameters)
     return Comparison(
-        name=checkpoint.name, reference=reference.name,
-        missing=tuple(n for n in old if n not in new), unexpected=tuple(n for n in new if n not in old),
-        reshaped=tuple(reshaped), changes=tuple(changes),
+        name=checkpoint.name,
+        reference=reference.name,
+        missing=tuple(n for n in old if n not in new),
+        unexpected=tuple(n for n in new if n not in old),
+        reshaped=tuple(reshaped),
+        changes=tuple(changes),
         stuck=tuple(c.name for c in changes if c.identical and c.name in parameters),
         should_move=not moved or moments >= len(parameters),
-    )  # fmt: skip
+    )
 
 
 def _change(name: str, new: tuple[Source, Stored, str], old: tuple[Source, Stored, str]) -> Change | None:

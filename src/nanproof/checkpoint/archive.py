@@ -170,7 +170,7 @@ def _find_directory(source: Source) -> tuple[int, int, int]:
         raise damaged("has no zip directory at its end: the file is cut off")
     _, disk, _, _, count, size, start, comment = _END.unpack_from(tail, found)
     end = tail_at + found
-    if end + _END.size + comment != source.size or disk not in (0, 0xFFFF):
+    if comment or end + _END.size != source.size or disk not in (0, 0xFFFF):
         raise damaged("has bytes after the end of the zip directory")
     end, count, size, start = _read_end64(source, end, count, size, start)
     if start + size != end:

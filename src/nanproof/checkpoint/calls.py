@@ -17,7 +17,7 @@ from typing import Any
 
 from ..text import plain
 from .inert import ArrayRef, Global, Inert, Storage, TensorRef
-from .names import WEIGHTS_ONLY, is_dangerous, is_ordinary
+from .names import is_dangerous, is_ordinary
 
 MAX_CALLS = 100  # an attack needs one; a report needs few
 MAX_NESTED = 10_000
@@ -29,15 +29,14 @@ _NO_RUNNERS = ("methodcaller",)  # its text is the name of a method
 class Calls:
     """Every call and every name that is not ordinary, in all pickles of one file; survives the end of a bad pickle."""
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self) -> None:
         self.called: dict[str, str] = {}
         """What would be called, with the sentence that says so."""
         self.named: set[str] = set()
         self.nested: list[bytes] = []
         """Bytes that a call would unpickle, or that look like a pickle among its arguments."""
-        self.strict = strict
-        self.against: list[str] = []
-        """Why torch.load(weights_only=True) would refuse; gathered when ``strict``."""
+        self.held: list[bytes] = []
+        """Values that look like pickles: nothing unpickles them here, but their owner will."""
         self.where = ""
         self.ran = False
         """Whether a pickle of this file was taken apart already."""
@@ -55,6 +54,12 @@ class Calls:
         what = f"run `{command}` through {name}" if command else f"call {name}{between}({_listed(args)})"
         by = f" by way of {through}" if through else ""
         self.called[name] = f"{self.where}would {what}{by}, {why}"
+
+    def hold(self, value: bytes) -> bytes:
+        """A value of bytes, remembered if it looks like a pickle."""
+        if value[:1] == b"\x80" and value[1:2] <= b"\5" and len(value) > 8 and len(self.held) < MAX_NESTED:
+            self.held.append(value)
+        return value
 
     def passed(self, name: str, args: Any) -> None:
         """An ordinary call with functions among its arguments: numpy's random states call the one they are given."""
@@ -76,8 +81,6 @@ class Calls:
         for one in names:
             if not one.ordinary and len(self.named) < 10 * MAX_CALLS:
                 self.named.add(one.full)
-        if self.strict:
-            self.against += [f"it names {one.full}" for one in names if current(one) not in WEIGHTS_ONLY]
 
     def reasons(self) -> list[str]:
         """The sentences that make a file suspect."""
@@ -96,16 +99,6 @@ class Calls:
         for arg in args if isinstance(args, tuple) else (args,):
             if isinstance(arg, bytes) and len(self.nested) < MAX_NESTED:
                 self.nested.append(arg)
-
-
-def current(name: Global) -> str:
-    """The name as Python 3 understands it: protocols up to 2 write Python 2's."""
-    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-
-    module = name.full[: -len(name.name) - 1]
-    if (module, name.name) in NAME_MAPPING:
-        return ".".join(NAME_MAPPING[module, name.name])
-    return f"{IMPORT_MAPPING.get(module, module)}.{name.name}"
 
 
 def _callee(function: Any) -> str:
@@ -156,4 +149,4 @@ def _shown(value: Any, depth: int = 0) -> str:
     return "…"
 
 
-__all__ = ["Calls", "current", "is_ordinary"]
+__all__ = ["Calls", "is_ordinary"]

@@ -109,10 +109,8 @@ def _check_replicas(checkpoint: Checkpoint, results: list[PartResult]) -> Findin
             pairs = zip(first.tensors, other.tensors, strict=True)
             odd = [t.name for t, u in pairs if t.role != "other" and not _same(checkpoint, (first, t), (other, u))]
             if odd:
-                more = " …" if len(odd) > 1 else ""
-                findings.append(
-                    ("suspect", f"{first.file} and {other.file} differ in {len(odd)} tensors ({odd[0]}{more})")
-                )
+                which = f"1 tensor ({odd[0]})" if len(odd) == 1 else f"{len(odd)} tensors ({odd[0]} …)"
+                findings.append(("suspect", f"{first.file} and {other.file} differ in {which}"))
     return findings
 
 

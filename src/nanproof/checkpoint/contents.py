@@ -26,19 +26,52 @@ class Element(NamedTuple):
 
 
 _INTEGERS = {
-    "bool": 8, "uint8": 8, "int8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64, "uint64": 64,
-    "quint8": 8, "qint8": 8, "qint32": 32, "quint4x2": 8, "quint2x4": 8, "bits8": 8, "bits16": 16,
-    "float6_e2m3": 6, "float6_e3m2": 6,  # six-bit floats have no code for NaN or Inf
+    "bool": 8,
+    "uint8": 8,
+    "int8": 8,
+    "int16": 16,
+    "uint16": 16,
+    "int32": 32,
+    "uint32": 32,
+    "int64": 64,
+    "uint64": 64,
+    "quint8": 8,
+    "qint8": 8,
+    "qint32": 32,
+    "quint4x2": 8,
+    "quint2x4": 8,
+    "bits8": 8,
+    "bits16": 16,
+    "float6_e2m3": 6,
+    "float6_e3m2": 6,  # six-bit floats have no code for NaN or Inf
     **{f"{sign}int{n}": 8 for sign in ("", "u") for n in range(1, 8)},
-}  # fmt: skip
+}
 _COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 _SHORT = {
-    "bool": "bool", "u8": "uint8", "i8": "int8", "i16": "int16", "u16": "uint16", "i32": "int32", "u32": "uint32",
-    "i64": "int64", "u64": "uint64", "c64": "complex64", "f6_e2m3": "float6_e2m3", "f6_e3m2": "float6_e3m2",
-    "byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64",
-    "complexfloat": "complex64", "complexdouble": "complex128", "chalf": "complex32", "cfloat": "complex64",
-    "cdouble": "complex128", "untyped": "uint8",
-}  # fmt: skip
+    "bool": "bool",
+    "u8": "uint8",
+    "i8": "int8",
+    "i16": "int16",
+    "u16": "uint16",
+    "i32": "int32",
+    "u32": "uint32",
+    "i64": "int64",
+    "u64": "uint64",
+    "c64": "complex64",
+    "f6_e2m3": "float6_e2m3",
+    "f6_e3m2": "float6_e3m2",
+    "byte": "uint8",
+    "char": "int8",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+    "chalf": "complex32",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+    "untyped": "uint8",
+}
 
 
 @cache

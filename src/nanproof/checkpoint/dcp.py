@@ -41,9 +41,12 @@ class Index:
 
 def read_index(source: Source, seen: Calls) -> Index:
     """The table of contents of a DCP folder."""
+    from .hidden import refuse_rest
+
     if source.size > MAX_PICKLE:
         raise refused(f".metadata has {source.size >> 20} MB; more than {MAX_PICKLE >> 20} MB are not taken apart")
     loaded = load_whole(read(source, 0, source.size), seen=seen)
+    refuse_rest(source, loaded.end, source.size, seen, ".metadata ")
     fields = loaded.value.fields if isinstance(loaded.value, Inert) else {}
     described, placed = fields.get("state_dict_metadata"), fields.get("storage_data")
     if not isinstance(described, dict) or not isinstance(placed, dict):

@@ -113,10 +113,16 @@ def look(source: Source, stored: Stored, name: str) -> TensorFacts:
                 first = _index(stored, view, begin, int(np.argmin(finite)) // parts)
     times = math.prod(n for n, s in zip(stored.shape, stored.stride or (), strict=False) if s == 0)  # expanded
     return TensorFacts(
-        name=name, shape=stored.shape, dtype=stored.dtype, first_bad=first,
-        nan=nan * times, posinf=posinf * times, neginf=neginf * times,
-        finite_min=low if low <= high else None, finite_max=high if low <= high else None,
-    )  # fmt: skip
+        name=name,
+        shape=stored.shape,
+        dtype=stored.dtype,
+        first_bad=first,
+        nan=nan * times,
+        posinf=posinf * times,
+        neginf=neginf * times,
+        finite_min=low if low <= high else None,
+        finite_max=high if low <= high else None,
+    )
 
 
 def _index(stored: Stored, view: Any, begin: int, position: int) -> tuple[int, ...]:

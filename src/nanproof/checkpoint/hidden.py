@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import chain, pairwise
 
 from .calls import KNOWN, Calls
-from .flaws import Flaw
+from .flaws import Flaw, damaged
 from .inert import Global
 from .machine import load_whole
 from .names import is_dangerous, is_known_tool
@@ -49,6 +49,7 @@ def search(data: bytes, seen: Calls, where: str = "", *, depth: int = 0, run: bo
     if depth > MAX_DEPTH or not data:
         return
     before, seen.where = seen.where, where or seen.where
+    others, seen.nested = seen.nested, []  # of what is being read around this, to be searched under its own name
     try:
         inner = _opened(data)
         if inner is not None:
@@ -63,6 +64,14 @@ def search(data: bytes, seen: Calls, where: str = "", *, depth: int = 0, run: bo
             search(one, seen, where, depth=depth + 1)
     finally:
         seen.where = before
+        seen.nested = others + seen.nested
+
+
+def refuse_rest(source: Source, start: int, end: int, seen: Calls, name: str = "") -> None:
+    """Raise if bytes follow a pickle where there should be none; another pickle among them is named."""
+    if start < end:
+        search(read(source, start, min(end - start, MAX_SEARCH)), seen)
+        raise damaged(f"{name}goes on for {end - start:,} bytes after its pickle ends")
 
 
 def search_file(source: Source, seen: Calls) -> None:
@@ -178,6 +187,8 @@ def _zip_members(data: bytes) -> Iterator[tuple[str, bytes]]:
         is_numbers = re.search(r"(^|/)data/\d+$", name) and not looks_like_pickle(body)
         if body and not is_numbers:
             yield name[:80], body
+    if (end := data.rfind(b"PK\5\6")) >= 0:  # a comment, or what was appended
+        yield "", data[end + 22 :]
 
 
 def _is_old_tar(data: bytes) -> bool:

@@ -170,7 +170,7 @@ def reduce(function: Any, args: Any, seen: Calls) -> Any:
             case "torch.Size":
                 return tuple(args[0])
             case "_codecs.encode":
-                return args[0].encode(args[1]) if args[1:] == ("latin1",) else Inert(function, args)
+                return seen.hold(args[0].encode(args[1])) if args[1:] == ("latin1",) else Inert(function, args)
             case "builtins.bytearray" | "builtins.bytes" | "__builtin__.bytearray" if args and type(args[0]) is bytes:
                 return args[0]
             case "builtins.set" | "builtins.frozenset" | "__builtin__.set" if isinstance(args[0], list):

@@ -50,15 +50,22 @@ def judge(
     health = worst([h for h, _ in reasons] or ["healthy"])
     notes += _notes(tensors)
     return ScanReport(
-        name=checkpoint.name, path=checkpoint.path, format=_format(results), health=health,
-        reasons=tuple(words for h, words in sorted(reasons, key=lambda r: WORST_FIRST.index(r[0]))), notes=tuple(notes),
-        tensors=tensors, settings=settings, bytes=sum(r.size for r in results), files=tuple(r.file for r in results),
+        name=checkpoint.name,
+        path=checkpoint.path,
+        format=_format(results),
+        health=health,
+        reasons=tuple(words for h, words in sorted(reasons, key=lambda r: WORST_FIRST.index(r[0]))),
+        notes=tuple(notes),
+        tensors=tensors,
+        settings=settings,
+        bytes=sum(r.size for r in results),
+        files=tuple(r.file for r in results),
         step=settings.step if settings.step is not None else checkpoint.step,
         checksums="skipped" if fast else "verified" if any(r.verified for r in results) else "none",
         repairable=health == "corrupt" and is_repairable(tensors, settings),
         calls=tuple(words for r in results for words in r.calls),
         against=None if all(r.against is None for r in results) else tuple(w for r in results for w in r.against or ()),
-    )  # fmt: skip
+    )
 
 
 def _format(results: list[PartResult]) -> str:

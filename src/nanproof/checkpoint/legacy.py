@@ -34,13 +34,9 @@ def read_pickle(source: Source, seen: Calls) -> Contents:
     first = _load_at(source, 0, seen)
     if first.value != MAGIC:
         contents = Contents(format="pickle", tensors=[], tree=first.value)
-        if first.end != source.size:
-            from .hidden import MAX_SEARCH, search
+        from .hidden import refuse_rest
 
-            search(read(source, first.end, min(source.size - first.end, MAX_SEARCH)), seen)
-            raise damaged(f"goes on for {source.size - first.end:,} bytes after its pickle ends")
-        if seen.strict:
-            seen.against.append("it is a plain pickle, which torch.load does not read")
+        refuse_rest(source, first.end, source.size, seen)
         collect(contents, first.value, _no_storage)
         return contents
     file = _read_legacy(source, first, seen)

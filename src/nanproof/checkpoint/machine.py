@@ -69,10 +69,6 @@ def _load(data: bytes, start: int, found: Survey, seen: Calls) -> Loaded:
     finally:
         seen.ran = True
         seen.name(list(names.values()))
-        if seen.strict:
-            from .policy import instructions
-
-            seen.against += instructions(data, start, found.end)
     return Loaded(value, found.end)
 
 
@@ -288,7 +284,7 @@ def _run(
             at += width
             raw = data[at : at + length]
             at += length
-            push(raw.decode("latin1") if op in (0x54, 0x55) else raw)
+            push(raw.decode("latin1") if op in (0x54, 0x55) else seen.hold(raw))
             weight += 64 + length
         elif op == 0x8A or op == 0x8B:  # LONG1, LONG4
             width = 1 if op == 0x8A else 4

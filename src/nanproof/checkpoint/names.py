@@ -36,8 +36,12 @@ def _spread(text: str) -> list[str]:
 
 WEIGHTS_ONLY = frozenset(
     [f"torch.{t}" for t in _TORCH_TYPES.split()]
-    + [f"torch.{place}{t}{kind}" for t in _TORCH_STORAGES.split() for place in ("", "cuda.")
-       for kind in ("Storage", "Tensor")]
+    + [
+        f"torch.{place}{t}{kind}"
+        for t in _TORCH_STORAGES.split()
+        for place in ("", "cuda.")
+        for kind in ("Storage", "Tensor")
+    ]
     + [f"torch.{place}sparse.{t}Tensor" for t in _TORCH_STORAGES.split() if t != "Bool" for place in ("", "cuda.")]
     + _spread("""
     _codecs: encode
@@ -55,7 +59,7 @@ WEIGHTS_ONLY = frozenset(
     torch.serialization: _get_layout
     torch.storage: TypedStorage UntypedStorage
     """)
-)  # fmt: skip
+)
 
 # Accepted too, once `import torch.distributed.tensor` has run: FSDP2 and tensor-parallel state dicts.
 DTENSOR = frozenset(
@@ -248,7 +252,7 @@ _EXACT = frozenset(
     keras.layers: Lambda
     yaml: load unsafe_load
     """)
-) - {"torch.storage._load_from_bytes"}  # fmt: skip
+) - {"torch.storage._load_from_bytes"}
 _PACKAGES = ("numpy.f2py.", "numpy.distutils.", "numpy.testing.", "torch._inductor.", "torch._dynamo.", "torch.hub.")
 
 

@@ -16,7 +16,7 @@ from .formats import read_file
 from .report import TensorReport
 from .roles import last, role_of
 from .settings import Gatherer
-from .source import Source
+from .source import Source, read
 from .suspicion import suspicion
 from .sweep import Progress, share, sweep_file
 
@@ -72,7 +72,7 @@ def scan_part(
 ) -> PartResult:
     """Everything about one file; never raises for what is wrong with it."""
     result = PartResult(file=part.file, path=part.path, size=part.size)
-    seen = Calls(strict=strict)
+    seen = Calls()
     source: Source | None = None
     try:
         source = store.open(part.path)
@@ -83,6 +83,8 @@ def scan_part(
     except MemoryError:
         result.flaw = ("refused", "needs more memory than there is")
     if source is not None:
+        if strict:
+            result.against = _against(source, result)
         if result.flaw is not None:  # only now: until here, the error holds what was built of the pickle
             from .hidden import search_file
 
@@ -90,24 +92,34 @@ def scan_part(
         source.close()
     result.calls = seen.reasons()
     result.notes += seen.notes()
-    if strict and (seen.against or (result.format in _PICKLED and not result.unread)):
-        result.against = seen.against
     return result
 
 
-_PICKLED = ("torch zip", "legacy torch", "pickle")
+def _against(source: Source, result: PartResult) -> list[str] | None:
+    """Why torch.load(weights_only=True) would refuse it; None for other formats, and for zips that are damaged."""
+    from .hidden import may_be_pickle
+    from .weights_only import reasons
+
+    try:
+        head = read(source, 0, min(source.size, 512))
+        pickled = head[:4] == b"PK\3\4" or may_be_pickle(head)
+        return reasons(source) if pickled and result.format in ("", "torch zip", "legacy torch", "pickle") else None
+    except (Flaw, MemoryError):
+        return None
 
 
 def _scan(
     source: Source, part: Part, result: PartResult, seen: Calls, *, check: bool, jobs: int, progress: Progress | None
 ) -> None:
     contents = open_part(source, part, check=check, seen=seen)
-    if seen.nested:
+    if seen.nested or seen.held:
         from .hidden import search
 
-        nested, seen.nested = seen.nested, []
+        nested, seen.nested, held, seen.held = seen.nested, [], seen.held, []
         for data in nested:
             search(data, seen)
+        for data in held:
+            search(data, seen, run=False)
     result.format, result.notes, result.unread = contents.format, contents.notes, contents.unread
     gatherer = Gatherer()
     if contents.tree is not None:
@@ -142,9 +154,15 @@ def _judge_tensors(
         if facts is not None and facts.finite_max is not None and facts.finite_min is not None:
             at_most = max(abs(facts.finite_max), abs(facts.finite_min))
         report = TensorReport(
-            name=stored.name, dtype=stored.dtype, shape=stored.shape, file=part.file, role=role, at_most=at_most,
-            state="not applicable" if sweep is None else "nonfinite" if bad else "finite", facts=facts if bad else None,
-        )  # fmt: skip
+            name=stored.name,
+            dtype=stored.dtype,
+            shape=stored.shape,
+            file=part.file,
+            role=role,
+            at_most=at_most,
+            state="not applicable" if sweep is None else "nonfinite" if bad else "finite",
+            facts=facts if bad else None,
+        )
         result.tensors.append(report)
         if sweep is not None and not bad and (words := suspicion(source, stored, sweep, report)):
             result.suspicions.append(f"{stored.name}: {words}")

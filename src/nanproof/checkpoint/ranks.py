@@ -107,9 +107,13 @@ Work = Callable[[list[Part]], list[PartResult]]
 
 
 def scan_spread(
-    path: str | os.PathLike[str], run: Callable[[Work, list[list[Part]]], Iterable[list[PartResult]]], *, shares: int,
-    fast: bool = False, jobs: int | None = None,
-) -> ScanReport:  # fmt: skip
+    path: str | os.PathLike[str],
+    run: Callable[[Work, list[list[Part]]], Iterable[list[PartResult]]],
+    *,
+    shares: int,
+    fast: bool = False,
+    jobs: int | None = None,
+) -> ScanReport:
     """Scan one checkpoint as tasks of your own scheduler, with one report.
 
     ``run(work, shares)`` calls ``work`` on each share, anywhere, and returns the results in that order. With Ray::

@@ -127,9 +127,14 @@ def _group(tensor: TensorReport) -> tuple[str, str]:
 
 
 def _fix_group(
-    kind: str, prefix: str, mine: dict[str, Stored], source: Source, patches: list[Patch], todo: _Plan,
+    kind: str,
+    prefix: str,
+    mine: dict[str, Stored],
+    source: Source,
+    patches: list[Patch],
+    todo: _Plan,
     reference: Checkpoint | None,
-) -> None:  # fmt: skip
+) -> None:
     if kind == "lost":
         todo.hopeless.append(f"{prefix} is lost, and only training can make it")
         return

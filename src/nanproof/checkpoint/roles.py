@@ -10,9 +10,16 @@ from .report import Role
 BATCHNORM = ("running_mean", "running_var", "num_batches_tracked")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sqs")
 MOMENTS = (
-    *SECOND_MOMENTS, "exp_avg", "momentum_buffer", "exp_inf", "acc_delta", "grad_avg", "exp_avg_diff", "prev_grad",
+    *SECOND_MOMENTS,
+    "exp_avg",
+    "momentum_buffer",
+    "exp_inf",
+    "acc_delta",
+    "grad_avg",
+    "exp_avg_diff",
+    "prev_grad",
     "step_size",
-)  # fmt: skip
+)
 _NUMBER = re.compile(r"\d+")
 _OPTIMIZER = re.compile(r"(?:^|[./])(?:optim\w*|opt|optimizer_states?)(?:[./]|$)|(?:^|\.)state\.\d+\.")
 _EMA = re.compile(r"(?i)(?:^|[._/])(?:ema|shadow|averaged?)(?:[._/]|$)|ema_|_ema")

@@ -22,9 +22,14 @@ _STRING = rb'"((?:[^"\\\x00-\x1f]|\\.){0,2000})"'
 _SPACE = rb"[ \t\r\n]*"
 _NAME = re.compile(_SPACE + _STRING + _SPACE + rb":" + _SPACE)
 _FIELD = re.compile(
-    _SPACE + rb'"(dtype|shape|data_offsets)"' + _SPACE + rb":" + _SPACE
-    + rb'(?:"([A-Za-z0-9_]{1,20})"|\[([0-9, \t\r\n]{0,1000})\])' + _SPACE
-)  # fmt: skip
+    _SPACE
+    + rb'"(dtype|shape|data_offsets)"'
+    + _SPACE
+    + rb":"
+    + _SPACE
+    + rb'(?:"([A-Za-z0-9_]{1,20})"|\[([0-9, \t\r\n]{0,1000})\])'
+    + _SPACE
+)
 # The same as the library writes it, in one step.
 _WRITTEN = re.compile(
     rb'\{"dtype":"([A-Za-z0-9_]{1,20})","shape":\[([0-9,]{0,1000})\],"data_offsets":\[([0-9,]{1,100})\]\}'

@@ -47,9 +47,13 @@ def scan_series(*paths: str | os.PathLike[str], fast: bool = False, jobs: int | 
 
 
 def scan_checkpoint(
-    checkpoint: Checkpoint, *, fast: bool = False, jobs: int | None = None, policy: Policy | None = None,
+    checkpoint: Checkpoint,
+    *,
+    fast: bool = False,
+    jobs: int | None = None,
+    policy: Policy | None = None,
     progress: Progress | None = None,
-) -> ScanReport:  # fmt: skip
+) -> ScanReport:
     """One checkpoint that `discover` found."""
     parts, flaws = plan(checkpoint)
     results = scan_parts(checkpoint, parts, fast=fast, jobs=jobs, strict=policy is not None, progress=progress)
@@ -61,9 +65,14 @@ REMOTE_PARTS = 8
 
 
 def scan_parts(
-    checkpoint: Checkpoint, parts: list[Part], *, fast: bool, jobs: int | None, strict: bool = False,
+    checkpoint: Checkpoint,
+    parts: list[Part],
+    *,
+    fast: bool,
+    jobs: int | None,
+    strict: bool = False,
     progress: Progress | None = None,
-) -> list[PartResult]:  # fmt: skip
+) -> list[PartResult]:
     """The files of a checkpoint: one after the other, or several at once where each is mostly waiting."""
     far = isinstance(checkpoint.store, Remote)
     together = max(1, min(REMOTE_PARTS, len(parts))) if far else 1
@@ -72,9 +81,7 @@ def scan_parts(
 
     def work(task: tuple[int, Part]) -> None:
         i, part = task
-        results[i] = scan_part(
-            checkpoint.store, part, check=not fast, jobs=each, strict=strict, progress=progress
-        )  # fmt: skip
+        results[i] = scan_part(checkpoint.store, part, check=not fast, jobs=each, strict=strict, progress=progress)
 
     share(iter(list(enumerate(parts))), work, together)
     return [results[i] for i in range(len(parts))]
@@ -119,9 +126,13 @@ def plan(checkpoint: Checkpoint) -> tuple[list[Part], list[tuple[Health, str]]]:
 
 
 def _dcp_parts(
-    checkpoint: Checkpoint, path: str, prefix: str, by_name: dict[str, Item], indexed: set[str],
+    checkpoint: Checkpoint,
+    path: str,
+    prefix: str,
+    by_name: dict[str, Item],
+    indexed: set[str],
     flaws: list[tuple[Health, str]],
-) -> list[Part]:  # fmt: skip
+) -> list[Part]:
     from .dcp import read_index
 
     source = checkpoint.store.open(path)

@@ -12,10 +12,24 @@ from .report import Settings
 from .tree import dicts
 
 _ARGUMENTS = {
-    "learning_rate", "fp16", "bf16", "max_grad_norm", "adam_epsilon", "adam_beta1", "adam_beta2", "weight_decay",
-    "warmup_steps", "warmup_ratio", "logging_nan_inf_filter", "gradient_accumulation_steps", "fp16_full_eval",
-    "gradient_clip_val", "precision", "lr", "eps",
-}  # fmt: skip
+    "learning_rate",
+    "fp16",
+    "bf16",
+    "max_grad_norm",
+    "adam_epsilon",
+    "adam_beta1",
+    "adam_beta2",
+    "weight_decay",
+    "warmup_steps",
+    "warmup_ratio",
+    "logging_nan_inf_filter",
+    "gradient_accumulation_steps",
+    "fp16_full_eval",
+    "gradient_clip_val",
+    "precision",
+    "lr",
+    "eps",
+}
 
 
 def number(value: Any) -> float | None:

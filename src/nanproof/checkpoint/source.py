@@ -115,6 +115,8 @@ class RemoteFile:
             if start <= offset and offset + size <= end:
                 with self._lock:
                     if start not in self._edges:
+                        self._edges |= self._both_edges()
+                    if start not in self._edges:
                         self._edges[start] = self._fetch(start, end - start)
                 return self._edges[start][offset - start : offset - start + size]
         return self._fetch(offset, size)
@@ -140,15 +142,23 @@ class RemoteFile:
         """Ask for many small ranges at once; a round trip for each would take as long as reading the file."""
         ranges = [] if self.size <= SMALL else [r for r in ranges if r[0] + r[1] > EDGE and r[0] < self.size - EDGE]
         for i in range(0, len(ranges), TOGETHER):
-            some = ranges[i : i + TOGETHER]
-            starts, ends = [at for at, _ in some], [at + size for at, size in some]
-            try:
-                found = self._filesystem.cat_ranges([self._path] * len(some), starts, ends, on_error="return")
-            except Exception:
-                return  # each will be asked for by itself, and says what is wrong
-            for (at, size), data in zip(some, found, strict=True):
-                if isinstance(data, bytes) and len(data) == size:
-                    self._fetched[at, size] = data
+            self._fetched |= self._at_once(ranges[i : i + TOGETHER])
+
+    def _at_once(self, ranges: list[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+        """Those of the ranges that came whole; the others will be asked for by themselves, and say what is wrong."""
+        starts, ends = [at for at, _ in ranges], [at + size for at, size in ranges]
+        try:
+            found = self._filesystem.cat_ranges([self._path] * len(ranges), starts, ends, on_error="return")
+        except Exception:
+            return {}
+        pairs = zip(ranges, found, strict=True)
+        return {r: data for r, data in pairs if isinstance(data, bytes) and len(data) == r[1]}
+
+    def _both_edges(self) -> dict[int, bytes]:
+        """Whoever needs the beginning of a large file mostly needs its end: one round trip for both."""
+        if self.size <= SMALL or self._edges:
+            return {}
+        return {at: data for (at, _), data in self._at_once([(0, EDGE), (self.size - EDGE, EDGE)]).items()}
 
     def close(self) -> None:
         self._fetched.clear()

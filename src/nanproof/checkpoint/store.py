@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import UsageError
@@ -70,10 +71,11 @@ class Remote:
     """What fsspec reaches: ``s3://…``, ``gs://…``, ``memory://…``."""
 
     def __init__(self, url: str) -> None:
+        self._sizes: dict[str, int] = {}  # as they were listed: to ask again would cost a round trip for each file
         try:
             import fsspec
         except ImportError:
-            raise UsageError(f"{url} needs fsspec", hint='pip install "nanproof[remote]"') from None
+            raise UsageError(f"{url} needs fsspec", hint="pip install 'nanproof[remote]'") from None
         try:
             self.filesystem, self.root = fsspec.core.url_to_fs(url)
         except ImportError as error:
@@ -84,8 +86,11 @@ class Remote:
 
     def kind(self, path: str) -> str | None:
         try:
-            if self.filesystem.isfile(path):
-                return "file"
+            with suppress(FileNotFoundError):
+                found = self.filesystem.info(path)
+                if found["type"] == "file":
+                    self._sizes[path] = int(found["size"])
+                    return "file"
             return "folder" if self.filesystem.isdir(path) else None
         except Exception as error:  # every store has errors of its own
             raise self._lost(path, error) from None
@@ -107,16 +112,19 @@ class Remote:
             raise unreadable(f"cannot be listed: {network_words(error)}") from None
         items = [
             Item(
-                name=str(e["name"]).rstrip("/").rpartition("/")[2], path=str(e["name"]),
-                folder=e["type"] == "directory", size=int(e.get("size") or 0),
+                name=str(e["name"]).rstrip("/").rpartition("/")[2],
+                path=str(e["name"]),
+                folder=e["type"] == "directory",
+                size=int(e.get("size") or 0),
             )
             for e in found
-        ]  # fmt: skip
+        ]
+        self._sizes |= {i.path: i.size for i in items if not i.folder}
         return sorted(items, key=lambda i: i.name)
 
     def open(self, path: str) -> Source:
         try:
-            size = int(self.filesystem.size(path))
+            size = self._sizes[path] if path in self._sizes else int(self.filesystem.size(path))
         except Exception as error:
             raise unreadable(f"cannot be opened: {network_words(error)}") from None
         return RemoteFile(self.filesystem, path, size)

@@ -19,6 +19,8 @@ _SMALL = 1 << 16  # members beside the storages: version, byte order, an id
 
 def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = None) -> Contents:
     """The contents of a torch zip; ``check`` verifies the pickle's own checksum before it is looked at."""
+    from .hidden import refuse_rest
+
     seen = Calls() if seen is None else seen
     archive = Archive(source)
     pickles = [n for n in archive.names() if n == "data.pkl" or (n.endswith("/data.pkl") and n.count("/") == 1)]
@@ -36,6 +38,7 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
     _check_byte_order(source, archive, prefix)
     loaded = load_whole(data, seen=seen)
     del data
+    refuse_rest(source, at + loaded.end, at + size, seen, "data.pkl ")
     contents = Contents(format="torch zip", tensors=[], tree=loaded.value, patchable={"data.pkl": at})
     used = {pickles[0]}
 
@@ -48,7 +51,7 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
         return at, size
 
     collect(contents, loaded.value, locate)
-    _search_rest(source, archive, prefix, used, seen)
+    _search_rest(source, archive, used, seen)
     for name in archive.names() if check else ():
         start, size, crc = archive.place(name)
         if name.startswith(f"{prefix}data/") or size > _SMALL:
@@ -58,7 +61,7 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
     return contents
 
 
-def _search_rest(source: Source, archive: Archive, prefix: str, used: set[str], seen: Calls) -> None:
+def _search_rest(source: Source, archive: Archive, used: set[str], seen: Calls) -> None:
     """Members that no tensor uses: torch.load does not read them, but other programs may, and pickles hide there."""
     from .hidden import may_be_pickle, search
 
@@ -70,8 +73,6 @@ def _search_rest(source: Source, archive: Archive, prefix: str, used: set[str], 
             if size > MAX_PICKLE:
                 raise refused(f"{name[:80]} is a pickle of {size >> 20} MB that no tensor needs")
             search(read(source, at, size), seen, f"{name[:80]}: ")
-    if seen.strict and f"{prefix}constants.pkl" in archive:
-        seen.against.append("it is a TorchScript archive")
 
 
 def _check_byte_order(source: Source, archive: Archive, prefix: str) -> None:

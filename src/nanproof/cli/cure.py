@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ..text import plain, show
-from .shell import Screen, verb
+from .shell import Screen, fail, verb
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..cure.command import Command
     from ..cure.outcome import Line, Outcome
+    from ..errors import UsageError
 
 
 @verb(example="nanproof cure --budget 15m -- python train.py --config c.yaml")
@@ -33,9 +34,19 @@ if TYPE_CHECKING:
 @click.option("--launcher", metavar="COMMAND", default="", help='Prefix of every trial: "srun -n1 --gpus=1".')
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RUN | -- COMMAND]")
 def command(
-    screen: Screen, budget: str, jobs: int | None, metric: str, chance: float | None, target: float | None,
-    out: Path | None, apply: bool, undo: bool, ray: str | None, launcher: str, words: tuple[str, ...],
-) -> int:  # fmt: skip
+    screen: Screen,
+    budget: str,
+    jobs: int | None,
+    metric: str,
+    chance: float | None,
+    target: float | None,
+    out: Path | None,
+    apply: bool,
+    undo: bool,
+    ray: str | None,
+    launcher: str,
+    words: tuple[str, ...],
+) -> int:
     """Find a cure for a training command that dies, or for a RUN that `nanproof run` has recorded.
 
     The original is run until it breaks; then candidates are tried in scratch copies of your project, the best of them
@@ -61,9 +72,12 @@ def command(
     count = jobs or _jobs()
     folder = (out or Path("runs") / f"cure-{typed.name}-{_id(typed, project)}").absolute()
     plan = Plan(
-        out=folder, budget=_seconds(budget), wanted=Wanted(name=metric, chance=chance, target=target),
-        launcher=tuple(shlex.split(launcher)), threads=max(1, (os.cpu_count() or 1) // count),
-    )  # fmt: skip
+        out=folder,
+        budget=_seconds(budget),
+        wanted=Wanted(name=metric, chance=chance, target=target),
+        launcher=tuple(shlex.split(launcher)),
+        threads=max(1, (os.cpu_count() or 1) // count),
+    )
 
     def tell(text: str) -> None:
         if not screen.quiet and not screen.as_json:
@@ -72,25 +86,31 @@ def command(
     from ..files import Lock, make_folder
 
     surface = read_surface(typed, project)
-    with Lock(make_folder(folder)), open_pool(count, ray, surface.imports()) as pool:
+    imports = surface.imports() if not launcher else ()  # what a launcher starts imports for itself
+    with Lock(make_folder(folder)), open_pool(count, ray, imports) as pool:
         search = Search(surface, plan, pool, tell)
-        outcome = search.run()
-        outcome = _finish(search, outcome, folder, apply)
+        try:
+            outcome = search.run()
+        except KeyboardInterrupt:
+            fail("interrupted", "the same command goes on from the trials that have ended", code=130)
+        outcome, refused = _finish(search, outcome, folder, apply)
     screen.data(outcome)
     _show(screen, outcome, folder)
+    if refused is not None:
+        raise refused
     return 0 if outcome.answer == "cured" else 1
 
 
 def _command(words: tuple[str, ...]) -> tuple[Command, Path]:
     from ..cure.command import read_command, read_run
 
-    if len(words) == 1 and Path(words[0]).is_dir():
+    if len(words) == 1 and (Path(words[0]).is_dir() or (Path(words[0]).suffix == "" and os.sep in words[0])):
         return read_run(Path(words[0]))
     return read_command(words), Path.cwd()
 
 
-def _finish(search: object, outcome: Outcome, folder: Path, apply: bool) -> Outcome:
-    """Write down what was found; make the change if asked for."""
+def _finish(search: object, outcome: Outcome, folder: Path, apply: bool) -> tuple[Outcome, UsageError | None]:
+    """Write down what was found; make the change if asked for, or return why it cannot be made."""
     import dataclasses
     import json
 
@@ -102,20 +122,24 @@ def _finish(search: object, outcome: Outcome, folder: Path, apply: bool) -> Outc
     from ..records import to_json
 
     assert isinstance(search, Search)
-    line = outcome.line
+    line, refused = outcome.line, None
     if line is not None and not outcome.healthy:
         change = line.change
         found = remedy.remedy_of(change, search.surface)
         written = remedy.write_beside(change, search.surface, folder) if outcome.answer == "cured" else ()
-        if apply and outcome.answer != "cured":
-            raise UsageError(f"nothing was applied: {outcome.told}", hint=f"look at {folder}")
-        applied = remedy.apply(change, search.surface) if apply else ()
+        applied: tuple[Path, ...] = ()
+        try:
+            if apply and outcome.answer != "cured":
+                raise UsageError("nothing was applied: only a cure is", hint=f"look at {_relative(folder)}")
+            applied = remedy.apply(change, search.surface) if apply else ()
+        except UsageError as error:
+            refused = error
         outcome = dataclasses.replace(
             outcome, remedy=found.command, diff=found.diff, written=tuple(map(str, (*written, *applied)))
         )
     outcome = dataclasses.replace(outcome, report=str(write_page(outcome, folder)))
     write_atomic(folder / "cure.json", json.dumps(to_json(outcome), indent=1) + "\n")
-    return outcome
+    return outcome, refused
 
 
 def _show(screen: Screen, outcome: Outcome, folder: Path) -> None:
@@ -148,17 +172,21 @@ def _table(outcome: Outcome) -> Table:
     table = Table("change", "died at", "loss", metric, "cost", "verdict", "why", box=box.SIMPLE_HEAD, pad_edge=False)
     for line in outcome.lines:
         table.add_row(
-            plain(line.change.name), str(line.died_at or "–"), f"{line.loss:.3g}" if math.isfinite(line.loss) else "–",
-            line.values or "–", _cost(line), line.standing,
+            plain(line.change.name),
+            str(line.died_at or "–"),
+            f"{line.loss:.3g}" if math.isfinite(line.loss) else "–",
+            line.values or "–",
+            _cost(line),
+            line.standing,
             plain(line.why if line.standing != "cured" else line.change.why),
-        )  # fmt: skip
+        )
     return table
 
 
 def _cost(line: Line) -> str:
     if line.cost == line.cost:
         return f"{line.cost:.2f} ×"
-    return f"{1000 * line.step_seconds:.3g} ms" if line.step_seconds == line.step_seconds else "–"
+    return f"{1000 * line.step_seconds:.3g} ms" if line.step_seconds > 0 else "–"
 
 
 def _seconds(text: str) -> float:

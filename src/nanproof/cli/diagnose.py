@@ -35,10 +35,22 @@ if TYPE_CHECKING:
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option("--html", is_flag=True, help="Print a standalone HTML page.")
 def command(
-    screen: Screen, paths: tuple[str, ...], facts: tuple[str, ...], evidence: str | None, before_resume: str | None,
-    data: str | None, classes: int | None, labels: tuple[str, ...], downsample: int, model: str | None,
-    batch: str | None, watch_params: tuple[str, ...], full: bool, markdown: bool, html: bool,
-) -> int:  # fmt: skip
+    screen: Screen,
+    paths: tuple[str, ...],
+    facts: tuple[str, ...],
+    evidence: str | None,
+    before_resume: str | None,
+    data: str | None,
+    classes: int | None,
+    labels: tuple[str, ...],
+    downsample: int,
+    model: str | None,
+    batch: str | None,
+    watch_params: tuple[str, ...],
+    full: bool,
+    markdown: bool,
+    html: bool,
+) -> int:
     """Find out why a run broke: ranked causes with evidence, the repair, and the question that would decide.
 
     PATH is a folder or files of the run: logs, tracker files, configs, checkpoints, incidents, code, data. From the
@@ -74,9 +86,7 @@ def _fresh(screen: Screen, model: str, batch: str | None, watch: tuple[str, ...]
     return 0 if report.ok else 1
 
 
-def _look(
-    screen: Screen, path: str, classes: int | None, labels: tuple[str, ...], downsample: int
-) -> DataReport:  # fmt: skip
+def _look(screen: Screen, path: str, classes: int | None, labels: tuple[str, ...], downsample: int) -> DataReport:
     """Look through the data, and say what is there."""
     from ..diagnosing.data import scan_data
     from ..diagnosing.text import plain
@@ -107,9 +117,13 @@ def _stated(facts: tuple[str, ...]) -> dict[str, str]:
 
 
 _STYLES: dict[str, dict[str, Any]] = {
-    "strong": {"fg": "red", "bold": True}, "likely": {"fg": "red"}, "possible": {"fg": "yellow"},
-    "healthy": {"fg": "green"}, "command": {"fg": "cyan"}, "dim": {"dim": True},
-}  # fmt: skip
+    "strong": {"fg": "red", "bold": True},
+    "likely": {"fg": "red"},
+    "possible": {"fg": "yellow"},
+    "healthy": {"fg": "green"},
+    "command": {"fg": "cyan"},
+    "dim": {"dim": True},
+}
 
 
 def _show(screen: Screen, diagnosis: Diagnosis, *, full: bool, markdown: bool, html: bool) -> None:

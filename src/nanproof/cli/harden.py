@@ -27,9 +27,18 @@ if TYPE_CHECKING:
     "--project", metavar="DIR", type=click.Path(), help="Folder of the code. Default: the project around CONFIG."
 )
 def command(
-    screen: Screen, config: str, out: str | None, changes: tuple[str, ...], facts: tuple[str, ...], diff: bool,
-    apply: bool, undo: bool, conservative: bool, escalate: int | None, project: str | None,
-) -> int:  # fmt: skip
+    screen: Screen,
+    config: str,
+    out: str | None,
+    changes: tuple[str, ...],
+    facts: tuple[str, ...],
+    diff: bool,
+    apply: bool,
+    undo: bool,
+    conservative: bool,
+    escalate: int | None,
+    project: str | None,
+) -> int:
     """Write a stable variant of CONFIG (YAML, JSON, TOML or Python), every change with its reason.
 
     Changes rest on evidence: what the config checks find, and facts given with --fact or by nanproof diagnose. What
@@ -50,16 +59,26 @@ def command(
         raise UsageError("--apply changes the original, -o writes another file", hint="give one of them")
     known = [Fact(name=name, value=value, source="--fact") for name, value in map(_fact, facts)]
     result = harden(
-        config, set=changes, facts=known, project=Project.read(project) if project else None,
-        conservative=conservative, escalate=escalate,
-    )  # fmt: skip
+        config,
+        set=changes,
+        facts=known,
+        project=Project.read(project) if project else None,
+        conservative=conservative,
+        escalate=escalate,
+    )
     target = None
     if result.changes and not diff:
         target = result.apply() if apply else result.save(out)
     screen.data(
-        {"path": config, "written": str(target) if target else None, "changes": result.changes, "left": result.left,
-         "next": result.next, "diff": result.diff}
-    )  # fmt: skip
+        {
+            "path": config,
+            "written": str(target) if target else None,
+            "changes": result.changes,
+            "left": result.left,
+            "next": result.next,
+            "diff": result.diff,
+        }
+    )
     if diff:
         screen.result(_plain(result.diff, "\n\t").rstrip("\n") or "no difference")
         return int(bool(result.changes))

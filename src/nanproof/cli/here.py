@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..watch.runs import Run
 
 SCANNED = 64 << 20  # bytes of checkpoints that are read; more takes longer than anybody waits here
-PATIENCE, WAIT = 1.0, 4.0  # seconds for a diagnosis: of this process, and on the clock when the machine is busy
+PATIENCE, LEAST = 0.6, 0.1  # seconds of this process for all of it, and for a diagnosis whatever came before it
+WAIT = 4.0  # seconds on the clock for a diagnosis when the machine is busy
 _SCRIPTS = ("train", "main", "finetune", "pretrain", "run")
 _WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 _COLORS = {"died": "red", "stopped": "red", "finished": "green", "interrupted": "yellow", "stale": "yellow"}
@@ -41,8 +42,11 @@ class Here:
 def look(folder: Path) -> Here:
     """The newest run of a project: its state, its cause as far as it is known, its last healthy checkpoint."""
     with loading():
+        import time
+
         from ..watch.runs import Run, runs_below, typed
 
+    began = time.process_time()
     found = runs_below(folder)
     if not found:
         return Here(next=_first_command(folder))
@@ -57,10 +61,11 @@ def look(folder: Path) -> Here:
     cause = next((i for i in incidents if i["where"] and i["cause"]), None)
     if incidents:
         lines.append(("incidents", _counted(incidents)))
+    lines += [("repair", text) for text in state.repairs[:1]]
     if cause is not None:
         lines.append(("cause", f"{cause['cause']} at {cause['where']} (step {cause['step']:,})"))
     elif not state.healthy and state.kind not in ("stale", "interrupted") and not run.series.empty:
-        lines += _suspected(home)
+        lines += _suspected(home, until=max(began + PATIENCE, time.process_time() + LEAST))
     lines += _log_words(run)
     good, words = _checkpoint(folder, own=path, others=[place.home for place in found[1:]])
     lines += [("checkpoint", words)] if words else []
@@ -69,7 +74,7 @@ def look(folder: Path) -> Here:
     trouble = bool(incidents) or state.since is not None or state.kind in ("died", "stopped")
     command = _next(typed(home), state.kind, trouble=trouble, checkpoint=good)
     if state.bad and run.series.empty:  # it never came to a step: what it printed says why
-        command = _again(path) or command
+        command = _again(path) or _first_command(folder)
     return Here(
         run=_shown(path if home == folder else home),
         state=str(state),
@@ -86,10 +91,11 @@ def _again(path: Path) -> str:
     from ..watch.why import command_of
 
     words = command_of(path)
-    return shlex.join(["nanproof", *words[words.index("run") :]]) if "run" in words else ""
+    verb = next((i for i, word in enumerate(words) if word in ("run", "smoke")), None)
+    return shlex.join(["nanproof", *words[verb:]]) if verb is not None else ""
 
 
-def _suspected(path: Path) -> list[tuple[str, str]]:
+def _suspected(path: Path, until: float) -> list[tuple[str, str]]:
     """The cause that a diagnosis finds, or its one question, as far as that takes no time."""
     import threading
     import time
@@ -98,9 +104,9 @@ def _suspected(path: Path) -> list[tuple[str, str]]:
 
     found: list[Diagnosis | None] = []
     thread = threading.Thread(target=lambda: found.append(diagnosed(path)[0]), daemon=True)
-    used, began = time.process_time(), time.monotonic()
+    began = time.monotonic()
     thread.start()
-    while thread.is_alive() and time.process_time() - used < PATIENCE and time.monotonic() - began < WAIT:
+    while thread.is_alive() and time.process_time() < until and time.monotonic() - began < WAIT:
         thread.join(0.02)
     if not found:
         return [("cause", "not found within a second; the next command takes longer to look")]

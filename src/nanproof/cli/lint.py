@@ -52,11 +52,29 @@ T = TypeVar("T")
 )
 @click.option("--lsp", is_flag=True, help="Run as a language server on stdin and stdout (needs nanproof[lsp]).")
 def command(
-    screen: Screen, paths: tuple[str, ...], select: tuple[str, ...], ignore: tuple[str, ...], form: str,
-    output_file: str | None, statistics: bool, exclude: tuple[str, ...], no_gitignore: bool, baseline: str | None,
-    write_baseline: bool, add_noqa: bool, no_cache: bool, exit_zero: bool, stdin_filename: str | None, diff: bool,
-    fix: bool, unsafe_fixes: bool, beside: bool, undo: str | None, lsp: bool, info: bool,
-) -> int:  # fmt: skip
+    screen: Screen,
+    paths: tuple[str, ...],
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    form: str,
+    output_file: str | None,
+    statistics: bool,
+    exclude: tuple[str, ...],
+    no_gitignore: bool,
+    baseline: str | None,
+    write_baseline: bool,
+    add_noqa: bool,
+    no_cache: bool,
+    exit_zero: bool,
+    stdin_filename: str | None,
+    diff: bool,
+    fix: bool,
+    unsafe_fixes: bool,
+    beside: bool,
+    undo: str | None,
+    lsp: bool,
+    info: bool,
+) -> int:
     """Lint training code for what makes it diverge: Python files, notebooks, folders, or - for standard input.
 
     Without a path the current folder is linted. A safe fix keeps every finite result as it is; an unsafe one changes
@@ -81,9 +99,15 @@ def command(
         raise UsageError(f"--json and --format {form} are two formats", hint="give one of the two")
     screen.as_json = screen.as_json or form == "json"
     run = _inspect(
-        paths, _split(select), _split(ignore), _split(exclude), not no_gitignore, stdin_filename, info=info,
+        paths,
+        _split(select),
+        _split(ignore),
+        _split(exclude),
+        not no_gitignore,
+        stdin_filename,
+        info=info,
         cache=not no_cache and not (diff or fix or unsafe_fixes or beside or add_noqa),
-    )  # fmt: skip
+    )
     if not run.files:
         screen.note(f"no Python file and no notebook in {', '.join(paths)}; nothing was linted")
     if diff:
@@ -96,8 +120,9 @@ def command(
 
         if write_baseline:
             count = record.write(Path(baseline), checked)
-            screen.note(f"recorded {count} findings in {baseline}; show new ones with: "
-                        f"nanproof lint --baseline {baseline}")  # fmt: skip
+            screen.note(
+                f"recorded {count} findings in {baseline}; show new ones with: nanproof lint --baseline {baseline}"
+            )
             return 0
         checked = record.new_only(Path(baseline), checked)
     if add_noqa:
@@ -185,9 +210,16 @@ def _split(values: Iterable[str]) -> list[str]:
 
 
 def _inspect(
-    paths: Sequence[str], select: list[str], ignore: list[str], exclude: list[str], gitignore: bool, name: str | None,
-    *, cache: bool, info: bool,
-) -> Inspection:  # fmt: skip
+    paths: Sequence[str],
+    select: list[str],
+    ignore: list[str],
+    exclude: list[str],
+    gitignore: bool,
+    name: str | None,
+    *,
+    cache: bool,
+    info: bool,
+) -> Inspection:
     from .. import journal
     from ..linting.inspection import Inspection
 

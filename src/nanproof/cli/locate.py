@@ -26,11 +26,12 @@ def command(screen: Screen, incident: str, step: str | None, precision: str | No
         raise UsageError("--fp32, --fp64 and --verify replay the step", hint="say how with --step FILE:FUNCTION")
     if step is None:
         return _stored(screen, incident)
-    from ..locating.again import load_factory, play_again
     from ..locating.incidents import find_incident
     from .progress import working
 
     with working(screen, f"loading {step}"):
+        from ..locating.again import load_factory, play_again  # torch alone may take seconds
+
         factory = load_factory(step)
     folder, remark = find_incident(Path(incident))
     if remark:

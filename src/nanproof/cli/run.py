@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 @verb(example="nanproof run --max-norm 1.0 train.py --lr 3e-4")
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as with python -m.")
 @click.option(
-    "--policy", type=click.Choice(["default", "strict", "observe"]), default="default", show_default=True,
+    "--policy",
+    type=click.Choice(["default", "strict", "observe"]),
+    default="default",
+    show_default=True,
     help="Skip and recover; stop at the first bad step; or only record.",
-)  # fmt: skip
+)
 @click.option("--max-norm", type=float, help="Clip gradients to this norm, in addition to the script.")
 @click.option(
-    "--heal/--no-heal", default=None,
-    help="Apply repairs that replay has proved (a module in float32). Default: only offer them.",
-)  # fmt: skip
+    "--heal/--no-heal",
+    default=None,
+    help="Apply repairs that replay has proved, such as a module in float32. Default: only offer them.",
+)
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Folder for log and incidents. Default: runs/NAME-TIME."
 )
@@ -77,9 +81,14 @@ def command(
     changes, guard = read_settings([*settings, *given])
     chosen = run_dir or choose_run_dir(typed.name)
     options = Options(
-        run_dir=chosen, run_dir_given=run_dir is not None, policy=policy, policy_changes=changes, guard=guard,
-        require=require, until_guarded=only_check,
-    )  # fmt: skip
+        run_dir=chosen,
+        run_dir_given=run_dir is not None,
+        policy=policy,
+        policy_changes=changes,
+        guard=guard,
+        require=require,
+        until_guarded=only_check,
+    )
     options.check()
     if nproc is None and nnodes > 1:
         raise UsageError("--nnodes needs --nproc", hint="say how many processes each machine has: --nproc 8")
@@ -90,11 +99,17 @@ def command(
         from ..run.torchrun import launch, torchrun_command
 
         words = [
-            *(["--quiet"] if screen.quiet else []), f"--policy={policy}", f"--run-dir={chosen}",
-            *(["--require"] if require else []), *(["--check"] if only_check else []),
-            *(f"--set={s}" for s in settings), *(f"--set={s}" for s in given),
-            *(["-m"] if typed.is_module else []), typed.target, *typed.arguments,
-        ]  # fmt: skip
+            *(["--quiet"] if screen.quiet else []),
+            f"--policy={policy}",
+            f"--run-dir={chosen}",
+            *(["--require"] if require else []),
+            *(["--check"] if only_check else []),
+            *(f"--set={s}" for s in settings),
+            *(f"--set={s}" for s in given),
+            *(["-m"] if typed.is_module else []),
+            typed.target,
+            *typed.arguments,
+        ]
         return launch(torchrun_command(words, nproc=nproc, nnodes=nnodes, rendezvous=rdzv), chosen)
 
     def report(outcome: Outcome) -> None:

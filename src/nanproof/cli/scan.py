@@ -36,9 +36,18 @@ if TYPE_CHECKING:
 )
 @click.option("--repair", metavar="OUT", help="Write a repaired copy; the original is not touched.")
 def command(
-    screen: Screen, paths: tuple[str, ...], bisect: bool, fast: bool, jobs: int | None, against: str | None,
-    config: str | None, quarantine: str | None, undo: bool, policy: Policy | None, repair: str | None,
-) -> int:  # fmt: skip
+    screen: Screen,
+    paths: tuple[str, ...],
+    bisect: bool,
+    fast: bool,
+    jobs: int | None,
+    against: str | None,
+    config: str | None,
+    quarantine: str | None,
+    undo: bool,
+    policy: Policy | None,
+    repair: str | None,
+) -> int:
     """Scan checkpoints for NaN, Inf and damage: files, folders, a series of them, globs or URLs.
 
     Nothing in a checkpoint is executed. Verdicts: healthy, suspect (finite but wrong, or loading it would call what
@@ -78,9 +87,17 @@ def command(
         finally:
             group.close()
     return _alone(
-        screen, found, reference[0] if reference else None, bisect=bisect, fast=fast, jobs=jobs, config=config,
-        quarantine=quarantine, policy=policy, repair=repair,
-    )  # fmt: skip
+        screen,
+        found,
+        reference[0] if reference else None,
+        bisect=bisect,
+        fast=fast,
+        jobs=jobs,
+        config=config,
+        quarantine=quarantine,
+        policy=policy,
+        repair=repair,
+    )
 
 
 def _is_of_an_incident(path: str, named: tuple[str, ...]) -> bool:
@@ -109,9 +126,18 @@ def _together(screen: Screen, group: object, found: list[Checkpoint], *, fast: b
 
 
 def _alone(
-    screen: Screen, found: list[Checkpoint], reference: Checkpoint | None, *, bisect: bool, fast: bool,
-    jobs: int | None, config: str | None, quarantine: str | None, policy: Policy | None, repair: str | None,
-) -> int:  # fmt: skip
+    screen: Screen,
+    found: list[Checkpoint],
+    reference: Checkpoint | None,
+    *,
+    bisect: bool,
+    fast: bool,
+    jobs: int | None,
+    config: str | None,
+    quarantine: str | None,
+    policy: Policy | None,
+    repair: str | None,
+) -> int:
     from ..checkpoint.scan import scan_checkpoint
     from ..checkpoint.series import bisect as find_turn
     from ..checkpoint.series import order
@@ -197,9 +223,13 @@ def _comparison_lines(c: Comparison) -> list[str]:
 
 
 def _repair(
-    screen: Screen, checkpoint: Checkpoint, report: ScanReport, out: str, reference: Checkpoint | None,
+    screen: Screen,
+    checkpoint: Checkpoint,
+    report: ScanReport,
+    out: str,
+    reference: Checkpoint | None,
     machine: dict[str, object],
-) -> int:  # fmt: skip
+) -> int:
     from ..checkpoint.repair import repair
     from ..checkpoint.scan import scan
 
@@ -248,8 +278,11 @@ def _show(screen: Screen, report: ScanReport, width: int) -> None:
     if len(report.reasons) > 6:
         screen.result(f"{'':<{width}}              and {len(report.reasons) - 6:,} more")
     if report.against is not None:
-        accepted = f"refuse it: {report.against[0]}" if report.against else "accept it"
-        screen.result(f"{'':<{width}}              torch.load(weights_only=True) would {plain(accepted)}", width + 14)
+        from ..checkpoint.weights_only import UNSURE
+
+        word = "may" if report.against and report.against[0].endswith(UNSURE) else "would"
+        accepted = f"{word} refuse it: {report.against[0]}" if report.against else "would accept it"
+        screen.result(f"{'':<{width}}              torch.load(weights_only=True) {plain(accepted)}", width + 14)
     for note in report.notes:
         screen.note(style(f"{'':<{width}}              note: {plain(note)}", dim=True))
 
@@ -295,7 +328,7 @@ def _reason(report: ScanReport) -> str:
 def _summary(report: ScanReport) -> str:
     from ..floats import find_format
 
-    parts = [f"{len(report):,} tensors, {_size(report.bytes)}"]
+    parts = [f"{len(report):,} tensor{'' if len(report) == 1 else 's'}, {_size(report.bytes)}"]
     tight = report.tightest
     form = find_format(tight.dtype) if tight else None
     if tight is not None and form is not None and tight.headroom:

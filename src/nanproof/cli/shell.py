@@ -93,7 +93,7 @@ class Verbs(click.Group):
 
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"did you mean nanproof {close[0]}?" if close else "nanproof --help lists the commands"
-            if not close and os.path.exists(args[0]):  # noqa: PTH110 - pathlib would be loaded for this alone
+            if os.path.exists(args[0]):  # noqa: PTH110 - pathlib would be loaded for this alone
                 hint = f"did you mean nanproof watch {args[0]}, or diagnose?"
             fail(f"unknown command {args[0]!r}", hint)
 
@@ -103,7 +103,11 @@ class Verbs(click.Group):
         try:
             code = super().main(*args, **rest)
         except click.NoSuchOption as error:
-            close = " or ".join(error.possibilities or ())
+            import difflib
+
+            names = [name.lstrip("-") for name in error.possibilities or ()]  # dashes make all of them alike
+            near = difflib.get_close_matches(error.option_name.lstrip("-"), names)
+            close = " or ".join(f"--{name}" for name in near)
             fail(f"no such option {error.option_name!r}", f"did you mean {close}?" if close else _example(error.ctx))
         except click.UsageError as error:
             fail(_sentence(error), _example(error.ctx))
@@ -127,10 +131,21 @@ def _example(ctx: click.Context | None) -> str:
 
 
 _EXTRAS = {
-    "torch": "torch", "starlette": "ui", "uvicorn": "ui", "matplotlib": "plots", "transformers": "hf",
-    "accelerate": "hf", "lightning": "lightning", "gguf": "gguf", "pygls": "lsp", "fsspec": "remote", "s3fs": "s3",
-    "pyarrow": "data", "PIL": "data", "apprise": "alerts",
-}  # fmt: skip
+    "torch": "torch",
+    "starlette": "ui",
+    "uvicorn": "ui",
+    "matplotlib": "plots",
+    "transformers": "hf",
+    "accelerate": "hf",
+    "lightning": "lightning",
+    "gguf": "gguf",
+    "pygls": "lsp",
+    "fsspec": "remote",
+    "s3fs": "s3",
+    "pyarrow": "data",
+    "PIL": "data",
+    "apprise": "alerts",
+}
 
 
 def explain_failure(error: BaseException) -> tuple[str, str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..watch.runs import Finder, Run
 
 
-@verb(example="nanproof watch runs/a runs/b")
+@verb(example="nanproof watch runs/a runs/b", inert=True)
 @click.argument("runs", nargs=-1, metavar="RUN_OR_LOG...")
 @click.option("--once", is_flag=True, help="Print one frame and exit.")
 @click.option("--notify", is_flag=True, help="Send alerts to NANPROOF_WEBHOOK, NANPROOF_ALERTS.")
@@ -29,8 +29,13 @@ def command(
 
     The page of --web is served to this machine only, under an address that holds a random token.
     """
+    from ..errors import UsageError
     from ..watch.runs import Finder
     from .progress import working
+
+    if notify and (web or screen.as_json):
+        other = "--web" if web else "--json"
+        raise UsageError(f"{other} sends no alerts", hint="start nanproof watch --notify beside it")
 
     with working(screen, "looking for runs"):
         found = Finder(runs)
@@ -51,6 +56,8 @@ def command(
     finally:
         if hear is not None:
             hear.notifier.close()
+    if hear is not None and hear.trouble:
+        screen.result(hear.trouble)
     return 0
 
 
@@ -63,12 +70,21 @@ class _Telling:
         self.notifier = Notifier()
         self._last: dict[str, Glance] = {}
 
-    def __call__(self, run: Run, now: Glance) -> None:
+    def __call__(self, run: Run, now: Glance) -> str:
         from ..watch.occasions import occasions
 
         for occasion, text in occasions(self._last.get(run.id), now):
             self.notifier.tell(run.name, occasion, text)
         self._last[run.id] = now
+        return self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """What the user should know about alerts that did not go out."""
+        notifier = self.notifier
+        several = notifier.dropped != 1
+        count = f"{notifier.dropped} alert{'s were' if several else ' was'} not sent"
+        return f"{count}: {notifier.trouble}" if notifier.trouble else ""
 
 
 def _serve(screen: Screen, found: Finder, host: str, port: int, browser: bool) -> int:

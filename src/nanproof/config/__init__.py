@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["Project", "Settings", "check_config", "harden", "load", "precision"]
 
 _HOMES = {
-    "check_config": "check", "harden": "hardening", "load": "loading", "precision": "precision_table",
-    "Project": "project", "Settings": "value",
-}  # fmt: skip
+    "check_config": "check",
+    "harden": "hardening",
+    "load": "loading",
+    "precision": "precision_table",
+    "Project": "project",
+    "Settings": "value",
+}
 
 
 def __getattr__(name: str) -> object:

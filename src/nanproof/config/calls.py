@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .code import Code, NotConstant
@@ -18,12 +18,48 @@ from .value import Value
 
 # The last part of a callable's name, and what its positional arguments are called.
 _OPTIMIZER = ("params", "lr")
-OPTIMIZERS = frozenset({
-    "Adam", "AdamW", "SGD", "RMSprop", "Rprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "SparseAdam",
-    "ASGD", "LBFGS", "Adafactor", "Lion", "Lamb", "LAMB", "LARS", "FusedAdam", "FusedLAMB", "DeepSpeedCPUAdam",
-    "Adam8bit", "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "Lion8bit", "Muon", "Sophia", "SophiaG",
-    "Prodigy", "DAdaptAdam", "DAdaptSGD", "AdaBelief", "Ranger", "Novograd", "NovoGrad", "Shampoo", "SOAP",
-})  # fmt: skip
+OPTIMIZERS = frozenset(
+    {
+        "Adam",
+        "AdamW",
+        "SGD",
+        "RMSprop",
+        "Rprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "SparseAdam",
+        "ASGD",
+        "LBFGS",
+        "Adafactor",
+        "Lion",
+        "Lamb",
+        "LAMB",
+        "LARS",
+        "FusedAdam",
+        "FusedLAMB",
+        "DeepSpeedCPUAdam",
+        "Adam8bit",
+        "AdamW8bit",
+        "PagedAdamW8bit",
+        "PagedAdamW32bit",
+        "Lion8bit",
+        "Muon",
+        "Sophia",
+        "SophiaG",
+        "Prodigy",
+        "DAdaptAdam",
+        "DAdaptSGD",
+        "AdaBelief",
+        "Ranger",
+        "Novograd",
+        "NovoGrad",
+        "Shampoo",
+        "SOAP",
+    }
+)
 _POSITIONAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(OPTIMIZERS, _OPTIMIZER),
     "OneCycleLR": ("optimizer", "max_lr", "total_steps"),
@@ -94,12 +130,19 @@ def is_arguments(name: str) -> bool:
     return name.endswith("TrainingArguments") or bool(_TRL.fullmatch(name))
 
 
-def find_calls(code: Code) -> Iterator[Call]:
+def find_calls(code: Code) -> tuple[Call, ...]:
     """Every call of the vocabulary above, in the order of the source."""
+    known: tuple[Call, ...] | None = code.memory.get("calls")
+    if known is None:
+        known = code.memory["calls"] = _find_calls(code)
+    return known
+
+
+def _find_calls(code: Code) -> tuple[Call, ...]:
     found: list[Call] = []
     targets: dict[int, str] = {}
     conditions: dict[int, ast.expr] = {}
-    for node in ast.walk(code.tree):
+    for node in code.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             targets[id(node.value)] = code.text(node.targets[0])
         elif isinstance(node, ast.IfExp):
@@ -107,7 +150,7 @@ def find_calls(code: Code) -> Iterator[Call]:
         elif isinstance(node, ast.Call) and (call := read_call(code, node, targets.get(id(node), ""))):
             test = conditions.get(id(node))
             found.append(call if test is None else replace(call, condition=_argument(code, call.name, "if", test)))
-    return iter(sorted(found, key=lambda c: c.line))
+    return tuple(sorted(found, key=lambda c: c.line))
 
 
 def read_call(code: Code, node: ast.Call, target: str = "") -> Call | None:
@@ -132,9 +175,14 @@ def read_call(code: Code, node: ast.Call, target: str = "") -> Call | None:
     if name == "to" and "dtype" not in arguments:
         return None
     return Call(
-        name=name, dotted=dotted, receiver=receiver, path=code.path, line=node.lineno, arguments=arguments,
+        name=name,
+        dotted=dotted,
+        receiver=receiver,
+        path=code.path,
+        line=node.lineno,
+        arguments=arguments,
         starred=any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args),
-    )  # fmt: skip
+    )
 
 
 def _casts_model(name: str, receiver: str, target: str, node: ast.Call) -> bool:

@@ -24,25 +24,40 @@ from .value import Plain, Settings, Value, as_number
 # What a concept is called where it is not written yet, in the dialects whose reader is known.
 _NAMES: dict[str, dict[str, str]] = {
     "transformers": {
-        "lr": "learning_rate", "warmup_steps": "warmup_steps", "clip_norm": "max_grad_norm", "fp16": "fp16",
-        "bf16": "bf16", "accumulation": "gradient_accumulation_steps", "save_every": "save_steps",
-        "nan_filter": "logging_nan_inf_filter", "eps": "adam_epsilon",
+        "lr": "learning_rate",
+        "warmup_steps": "warmup_steps",
+        "clip_norm": "max_grad_norm",
+        "fp16": "fp16",
+        "bf16": "bf16",
+        "accumulation": "gradient_accumulation_steps",
+        "save_every": "save_steps",
+        "nan_filter": "logging_nan_inf_filter",
+        "eps": "adam_epsilon",
     },
     "lightning": {
-        "clip_norm": "trainer.gradient_clip_val", "accumulation": "trainer.accumulate_grad_batches",
+        "clip_norm": "trainer.gradient_clip_val",
+        "accumulation": "trainer.accumulate_grad_batches",
         "mixed_precision": "trainer.precision",
     },
     "deepspeed": {"clip_norm": "deepspeed.gradient_clipping"},
-}  # fmt: skip
+}
 
 # Defaults that are in force when a config for these readers says nothing.
 DEFAULTS: dict[str, dict[str, Plain]] = {
     "transformers": {
-        "lr": 5e-5, "warmup_steps": 0, "clip_norm": 1.0, "accumulation": 1, "save_every": 500, "fp16": False,
-        "bf16": False, "nan_filter": True, "eps": 1e-8, "beta2": 0.999,
+        "lr": 5e-5,
+        "warmup_steps": 0,
+        "clip_norm": 1.0,
+        "accumulation": 1,
+        "save_every": 500,
+        "fp16": False,
+        "bf16": False,
+        "nan_filter": True,
+        "eps": 1e-8,
+        "beta2": 0.999,
     },
     "lightning": {"accumulation": 1, "mixed_precision": "32-true"},
-}  # fmt: skip
+}
 
 
 def launch_scripts(path: str) -> list[Path]:
@@ -86,10 +101,17 @@ class Case:
         tool = next((v.origin for v in settings if v.path == path and v.origin in ("accelerate", "deepspeed")), "")
         dialect: Dialect = "transformers" if holder else tool or dialect_of(v.key for v in settings)  # type: ignore[assignment]
         return cls(
-            path=path, settings=settings, meaning=meaning, project=project, facts=facts, effective=effective,
-            problems=find_problems(effective, meaning, project), findings=check_settings(settings, project),
-            dialect=dialect, holder=holder,
-        )  # fmt: skip
+            path=path,
+            settings=settings,
+            meaning=meaning,
+            project=project,
+            facts=facts,
+            effective=effective,
+            problems=find_problems(effective, meaning, project),
+            findings=check_settings(settings, project),
+            dialect=dialect,
+            holder=holder,
+        )
 
     def value(self, concept: str) -> Value | None:
         """The setting behind a concept, if it is written anywhere and known."""

@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -78,9 +78,15 @@ def checks() -> tuple[Check, ...]:
 def report(code: str, value: Value, message: str, help: str = "", edits: tuple[Edit, ...] = ()) -> Finding:
     """A finding at the place where a value is written."""
     return Finding(
-        code=code, path=value.path, line=max(value.line, 1), column=value.column, message=message, help=help,
-        edits=edits, safe=bool(edits),
-    )  # fmt: skip
+        code=code,
+        path=value.path,
+        line=max(value.line, 1),
+        column=value.column,
+        message=message,
+        help=help,
+        edits=edits,
+        safe=bool(edits),
+    )
 
 
 def check_settings(settings: Settings, project: Project | None = None) -> tuple[Finding, ...]:
@@ -102,7 +108,7 @@ def check_config(configs: Iterable[str | Path], project: Project | None = None) 
     views = {p: load_quietly(p) for p in paths}
     shared = [p for p, s in views.items() if _dialect(s) == "accelerate"]
     composed = {p.parent for p in paths if p.suffix in (".yaml", ".yml") and is_hydra(p)}
-    by_hydra = replace(known, facts={**known.facts, "loader": "omegaconf"})
+    by_hydra = known.with_facts({"loader": "omegaconf"})
     found: list[Finding] = []
     for path, settings in views.items():
         if not is_training(settings):
@@ -131,9 +137,23 @@ def _dialect(settings: Settings) -> str:
 
 
 _TRAINING = {
-    "lr", "optimizer", "clip_norm", "fp16", "bf16", "amp", "mixed_precision", "accumulation", "loss_scale", "epochs",
-    "max_steps", "warmup_steps", "weight_decay", "norm_eps", "betas", "eps",
-}  # fmt: skip
+    "lr",
+    "optimizer",
+    "clip_norm",
+    "fp16",
+    "bf16",
+    "amp",
+    "mixed_precision",
+    "accumulation",
+    "loss_scale",
+    "epochs",
+    "max_steps",
+    "warmup_steps",
+    "weight_decay",
+    "norm_eps",
+    "betas",
+    "eps",
+}
 
 
 _ARGUMENTS = re.compile(rb"Arguments|[A-Z]\w*Config\b")

@@ -26,9 +26,13 @@ AUTOCAST: dict[object, str] = {"cuda": "float16", "cpu": "bfloat16"}
 """What autocast computes in on a device unless it is told otherwise."""
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 class NotConstant(Exception):
@@ -75,6 +79,24 @@ class Code:
         return cls.parse(str(path), data)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes in the order of `ast.walk`; the tree is walked once, whoever looks through it."""
+        found: list[ast.AST] = [self.tree]
+        for node in found:  # it grows while it is read
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if isinstance(value, list):
+                    found.extend(item for item in value if isinstance(item, ast.AST))
+                elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                    found.append(value)
+        return found
+
+    @cached_property
+    def memory(self) -> dict[str, Any]:
+        """What others have worked out from this file."""
+        return {}
+
+    @cached_property
     def _starts(self) -> list[int]:
         return [0, *(m.end() for m in re.finditer(rb"\r\n|\r|\n", self._data))]
 
@@ -103,7 +125,7 @@ class Code:
     def imports(self) -> dict[str, str]:
         """What each imported name stands for: ``F`` is ``torch.nn.functional``; ``.x`` is in the same package."""
         found: dict[str, str] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for name in node.names:
                     found[name.asname or name.name.partition(".")[0]] = (
@@ -156,9 +178,16 @@ class Code:
         except NotConstant:
             value, known = None, False
         return Value(
-            key=key, value=value, path=self.path, line=node.lineno, column=node.col_offset + 1, text=self.text(node),
-            origin=origin, span=self.span(node), known=known,
-        )  # fmt: skip
+            key=key,
+            value=value,
+            path=self.path,
+            line=node.lineno,
+            column=node.col_offset + 1,
+            text=self.text(node),
+            origin=origin,
+            span=self.span(node),
+            known=known,
+        )
 
     def fold(self, node: ast.expr, depth: int = 0) -> Plain:
         """The constant behind an expression: literals, arithmetic on them, module constants, torch dtypes."""

@@ -28,9 +28,12 @@ class Problem:
 def find_problems(found: Effective, meaning: Meaning, project: Project) -> tuple[Problem, ...]:
     """Every contradiction, the gravest first."""
     return (
-        *_both_at_once(found), *_autocast_without_scaler(found), *_overridden(found), *_unsupported(found, project),
+        *_both_at_once(found),
+        *_autocast_without_scaler(found),
+        *_overridden(found),
+        *_unsupported(found, project),
         *_fp16_weights(found, meaning),
-    )  # fmt: skip
+    )
 
 
 def _both_at_once(found: Effective) -> Iterator[Problem]:
@@ -39,18 +42,22 @@ def _both_at_once(found: Effective) -> Iterator[Problem]:
         if len(on) == 2 and _section(on["float16"]) == _section(on["bfloat16"]):
             row, other = on["float16"], on["bfloat16"]
             yield Problem(
-                code="NP701", message=f"{row.setting} and {other.setting} ({other.where}) are both on",
+                code="NP701",
+                message=f"{row.setting} and {other.setting} ({other.where}) are both on",
                 help="keep bf16 on hardware that has it (Ampere and later), else fp16",
-                value=row.value, where=row.where,
-            )  # fmt: skip
+                value=row.value,
+                where=row.where,
+            )
     flag = next((r for r in found.rows if r.what == "trainer flag" and r.dtype in HALF), None)
     tool = next((r for r in found.rows if r.what == "DeepSpeed" and r.dtype in HALF), None)
     if flag and tool and flag.dtype != tool.dtype:
         yield Problem(
-            code="NP701", value=tool.value, where=tool.where,
+            code="NP701",
+            value=tool.value,
+            where=tool.where,
             message=f"{flag.setting} is on ({flag.where}), DeepSpeed has {tool.setting} on ({tool.where})",
             help=f'write "auto" in the DeepSpeed config, or switch {tool.setting} off',
-        )  # fmt: skip
+        )
 
 
 def _section(row: Row) -> str:
@@ -70,9 +77,12 @@ def _autocast_without_scaler(found: Effective) -> Iterator[Problem]:
     default = ", whose default on cuda is float16" if row.says == "default" else " with float16"
     over = f"; {meant.says} of {meant.where} is overridden there" if meant else ""
     yield Problem(
-        code="NP701", message=f"{flag} at {row.where}{default}, and no GradScaler was found{over}",
-        help="give autocast dtype=torch.bfloat16, or add a GradScaler", value=row.value, where=row.where,
-    )  # fmt: skip
+        code="NP701",
+        message=f"{flag} at {row.where}{default}, and no GradScaler was found{over}",
+        help="give autocast dtype=torch.bfloat16, or add a GradScaler",
+        value=row.value,
+        where=row.where,
+    )
 
 
 def _overridden(found: Effective) -> Iterator[Problem]:
@@ -85,11 +95,13 @@ def _overridden(found: Effective) -> Iterator[Problem]:
     if len(places) > 1:
         return  # several programs: nobody knows which one this config is for
     yield Problem(
-        code="NP701", value=tool.value, where=tool.where,
+        code="NP701",
+        value=tool.value,
+        where=tool.where,
         message=f"mixed_precision: {tool.says} is overridden by {found.by.setting} at {found.by.where}: "
         f"training computes in {found.compute}",
         help="say it in one place only",
-    )  # fmt: skip
+    )
 
 
 def _unsupported(found: Effective, project: Project) -> Iterator[Problem]:
@@ -98,14 +110,20 @@ def _unsupported(found: Effective, project: Project) -> Iterator[Problem]:
         return
     if found.compute == "bfloat16" and not hardware.bf16:
         yield Problem(
-            code="NP701", message=f"{found.by.setting} asks for bfloat16, which {hardware.name} does not have",
-            help="use float32, or float16 with a loss scaler", value=found.by.value, where=found.by.where,
-        )  # fmt: skip
+            code="NP701",
+            message=f"{found.by.setting} asks for bfloat16, which {hardware.name} does not have",
+            help="use float32, or float16 with a loss scaler",
+            value=found.by.value,
+            where=found.by.where,
+        )
     if found.compute == "float16" and not hardware.fp16:
         yield Problem(
-            code="NP701", message=f"{found.by.setting} asks for float16, which {hardware.name} does not compute in",
-            help="use bfloat16" if hardware.bf16 else "use float32", value=found.by.value, where=found.by.where,
-        )  # fmt: skip
+            code="NP701",
+            message=f"{found.by.setting} asks for float16, which {hardware.name} does not compute in",
+            help="use bfloat16" if hardware.bf16 else "use float32",
+            value=found.by.value,
+            where=found.by.where,
+        )
 
 
 def _fp16_weights(found: Effective, meaning: Meaning) -> Iterator[Problem]:
@@ -116,7 +134,9 @@ def _fp16_weights(found: Effective, meaning: Meaning) -> Iterator[Problem]:
         return
     under = f" under fp16 autocast ({found.by.where})" if found.by is not None and found.by.what != "weights" else ""
     yield Problem(
-        code="NP702", value=row.value, where=row.where,
+        code="NP702",
+        value=row.value,
+        where=row.where,
         message=f"{row.setting}: {row.says} makes the trained weights themselves float16{under}: no fp32 master copy",
         help="load in float32 and let autocast compute in half precision, or use bfloat16",
-    )  # fmt: skip
+    )

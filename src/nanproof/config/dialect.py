@@ -22,9 +22,17 @@ _DEEPSPEED_PARTS = {
     "fp16.hysteresis",
 }
 _TRANSFORMERS = {
-    "per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "max_grad_norm", "output_dir",
-    "gradient_accumulation_steps", "warmup_ratio", "logging_steps", "save_strategy", "adam_epsilon",
-}  # fmt: skip
+    "per_device_train_batch_size",
+    "num_train_epochs",
+    "lr_scheduler_type",
+    "max_grad_norm",
+    "output_dir",
+    "gradient_accumulation_steps",
+    "warmup_ratio",
+    "logging_steps",
+    "save_strategy",
+    "adam_epsilon",
+}
 
 
 def dialect_of(keys: Iterable[str]) -> Dialect:

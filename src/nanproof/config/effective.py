@@ -52,10 +52,12 @@ def find_effective(settings: Settings, project: Project) -> Effective:
     project = project.with_codes(settings.codes)
     calls = project.calls
     rows = [
-        *sources.flags(settings, meaning), *sources.tools(settings, meaning, calls),
-        *sources.autocasts(settings, calls), *sources.scalers(calls, settings),
+        *sources.flags(settings, meaning),
+        *sources.tools(settings, meaning, calls),
+        *sources.autocasts(settings, calls),
+        *sources.scalers(calls, settings),
         *sources.weights(settings, meaning, calls),
-    ]  # fmt: skip
+    ]
     stack = _stack(settings, rows, calls)
     by, sure = _decide(stack, rows, bool(calls))
     if by is None and any(c.starred and is_arguments(c.name) for c in calls):
@@ -72,10 +74,18 @@ def find_effective(settings: Settings, project: Project) -> Effective:
     trained = "float32" if lora or _uses_deepspeed(settings, rows) else weights
     rows = [replace(r, effective=r is by or r is loaded) for r in rows]
     return Effective(
-        stack=stack, compute=compute, by=next((r for r in rows if r.effective and r.what != "weights"), by), sure=sure,
-        scaler=_scaler(stack, by, compute, rows, project), weights=weights, trained=trained, states=trained, lora=lora,
-        quantized=quantized, rows=tuple(rows),
-    )  # fmt: skip
+        stack=stack,
+        compute=compute,
+        by=next((r for r in rows if r.effective and r.what != "weights"), by),
+        sure=sure,
+        scaler=_scaler(stack, by, compute, rows, project),
+        weights=weights,
+        trained=trained,
+        states=trained,
+        lora=lora,
+        quantized=quantized,
+        rows=tuple(rows),
+    )
 
 
 def _stack(settings: Settings, rows: list[Row], calls: tuple[Call, ...]) -> Stack:

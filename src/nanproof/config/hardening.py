@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from .. import journal
@@ -134,8 +134,7 @@ def harden(
         raise UsageError(f"there is no level {escalate}", hint=f"--escalate takes 1 to {TOP}")
     known = Facts.of(facts)
     Source.read(config)  # what is no file is said before the project is read
-    around = project if project is not None else Project.around(Path(config))
-    around = replace(around, facts={**around.facts, **known.plain()})
+    around = (project if project is not None else Project.around(Path(config))).with_facts(known.plain())
     case = Case.of(str(Path(config)), around, known)
     asked = [_asked(case, words) for words in _words(set)]
     taken = {p.key for p in asked}
@@ -233,11 +232,16 @@ class _Builder:
         default = next((DEFAULTS.get(self.case.dialect, {}).get(c) for c, _ in concepts_of(proposal.key)), None)
         self.changes.append(
             Change(
-                key=_label(proposal.key), before=_before(held, proposal.after), after=proposal.after,
-                why=proposal.why, evidence=proposal.evidence, mark=worth, remark=remark,
+                key=_label(proposal.key),
+                before=_before(held, proposal.after),
+                after=proposal.after,
+                why=proposal.why,
+                evidence=proposal.evidence,
+                mark=worth,
+                remark=remark,
                 default=default if held is None else None,
             )
-        )  # fmt: skip
+        )
 
     def tell_the_rest(self) -> None:
         """What the checks found and no remedy took up, dead settings above all."""
@@ -251,9 +255,13 @@ class _Builder:
 
     def finish(self, steps: tuple[str, ...]) -> Hardening:
         return Hardening(
-            path=self.case.path, changes=tuple(self.changes), left=tuple(self.left), next=steps,
-            before=self.original.whole, after=self.source.whole,
-        )  # fmt: skip
+            path=self.case.path,
+            changes=tuple(self.changes),
+            left=tuple(self.left),
+            next=steps,
+            before=self.original.whole,
+            after=self.source.whole,
+        )
 
 
 def _before(held: Value | None, after: Plain) -> Plain:

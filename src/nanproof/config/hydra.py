@@ -186,9 +186,13 @@ def _each(line: Default) -> Iterator[Default]:
         return
     for option in line.choice:
         yield Default(
-            group=None, choice=f"{line.group}/{option}", package=line.package, optional=line.optional, base=line.base,
+            group=None,
+            choice=f"{line.group}/{option}",
+            package=line.package,
+            optional=line.optional,
+            base=line.base,
             parent=line.parent,
-        )  # fmt: skip
+        )
 
 
 def defaults_of(tree: Section) -> Iterator[Default | Literal["_self_"]]:

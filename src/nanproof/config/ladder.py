@@ -99,6 +99,8 @@ def _resume(case: Case, rung: str) -> Iterator[Answer]:
     name, held = case.facts.says("last_healthy"), case.value("resume_from")
     if name and held is not None:
         yield Proposal(
-            key=held.key, after=name, why=f"{rung}: resume from before the failure",
+            key=held.key,
+            after=name,
+            why=f"{rung}: resume from before the failure",
             evidence=(case.facts.tell("last_healthy"),),
-        )  # fmt: skip
+        )

@@ -27,8 +27,12 @@ from .tree import Items, Leaf, Section, flatten
 from .value import Layers, Origin, Settings, Value
 
 SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".zsh", ".bat", ".cmd", ".ps1")
-TREES = {".yaml": yamlfile.read_yaml, ".yml": yamlfile.read_yaml, ".json": jsonfile.read_json,
-         ".toml": tomlfile.read_toml}  # fmt: skip
+TREES = {
+    ".yaml": yamlfile.read_yaml,
+    ".yml": yamlfile.read_yaml,
+    ".json": jsonfile.read_json,
+    ".toml": tomlfile.read_toml,
+}
 SUFFIXES = (*TREES, ".py", *SHELL)
 _BASES = ("_BASE_", "_base_", "__base__")
 

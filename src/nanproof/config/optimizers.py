@@ -11,8 +11,17 @@ from .value import Settings
 
 _ADAM = re.compile(r"adam|lamb\b|lion|adabelief|amsgrad", re.I)
 _FACTOR = re.compile(r"noam|transformer|rsqrt|inverse|prodigy|dadapt|lambda", re.I)
-_HIGHEST = (("adadelta", 3.0), ("prodigy", 3.0), ("dadapt", 3.0), ("adagrad", 0.2), ("adafactor", 0.05),
-            ("ada", 3e-3), ("lion", 3e-3), ("sgd", 0.11), ("", 0.05))  # fmt: skip
+_HIGHEST = (
+    ("adadelta", 3.0),
+    ("prodigy", 3.0),
+    ("dadapt", 3.0),
+    ("adagrad", 0.2),
+    ("adafactor", 0.05),
+    ("ada", 3e-3),
+    ("lion", 3e-3),
+    ("sgd", 0.11),
+    ("", 0.05),
+)
 _NO_RATE = re.compile(r"prodigy|dadapt|d_adapt|dadam|adafactor|schedule_?free|mechanize", re.I)
 
 

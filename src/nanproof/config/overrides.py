@@ -52,8 +52,11 @@ def parse_override(text: str) -> Override:
     if not found or (found[4] is None and found[1] != "~"):
         raise UsageError(f"{text!r} is not a change of a setting", hint="write key=value: optimizer.lr=5e-5")
     kinds: dict[str | None, Literal["set", "add", "force", "delete"]] = {
-        None: "set", "+": "add", "++": "force", "~": "delete",
-    }  # fmt: skip
+        None: "set",
+        "+": "add",
+        "++": "force",
+        "~": "delete",
+    }
     try:
         value = parse_value(found[4]) if found[4] is not None else None
     except Sweep:

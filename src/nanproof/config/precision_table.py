@@ -74,12 +74,16 @@ def precision(
     problems = find_problems(found, meaning, known)
     return PrecisionTable(
         rows=(*found.rows, *_ends(found, machine, known)),
-        compute=found.compute, weights=found.weights, states=found.states, scaler=found.scaler, sure=found.sure,
+        compute=found.compute,
+        weights=found.weights,
+        states=found.states,
+        scaler=found.scaler,
+        sure=found.sure,
         problems=tuple(f"{p.message} ({p.code})" for p in problems),
         notes=tuple(_notes(found, machine, meaning)),
         verdict=_verdict(found, problems),
         ways=tuple(_ways(found, machine, parameters, trainable)),
-    )  # fmt: skip
+    )
 
 
 def _ends(found: Effective, machine: Hardware | None, project: Project) -> Iterator[Row]:
@@ -133,18 +137,22 @@ _HOW: dict[Stack, dict[str, str]] = {
         "fp16 + scaler": "fp16=True, bf16=False; load with dtype=torch.float32",
     },
     "accelerate": {
-        "bf16": 'mixed_precision="bf16"', "fp32": 'mixed_precision="no"', "fp16 + scaler": 'mixed_precision="fp16"',
+        "bf16": 'mixed_precision="bf16"',
+        "fp32": 'mixed_precision="no"',
+        "fp16 + scaler": 'mixed_precision="fp16"',
     },
     "DeepSpeed": {
-        "bf16": "bf16.enabled: true, fp16.enabled: false", "fp32": "both fp16.enabled and bf16.enabled: false",
+        "bf16": "bf16.enabled: true, fp16.enabled: false",
+        "fp32": "both fp16.enabled and bf16.enabled: false",
         "fp16 + scaler": "fp16.enabled: true, fp16.loss_scale: 0 (dynamic)",
     },
     "Lightning": {"bf16": 'precision="bf16-mixed"', "fp32": "precision=32", "fp16 + scaler": 'precision="16-mixed"'},
     "loop": {
-        "bf16": "autocast(device, dtype=torch.bfloat16), no scaler", "fp32": "no autocast, no .half()",
+        "bf16": "autocast(device, dtype=torch.bfloat16), no scaler",
+        "fp32": "no autocast, no .half()",
         "fp16 + scaler": "autocast(device, dtype=torch.float16) and GradScaler with unscale_ before clipping",
     },
-}  # fmt: skip
+}
 
 
 def _ways(found: Effective, machine: Hardware | None, parameters: int | None, trainable: int | None) -> Iterator[Way]:
@@ -161,9 +169,14 @@ def _ways(found: Effective, machine: Hardware | None, parameters: int | None, tr
             memory = f"{show_bytes(total)} ({way})"
         possible = machine is None or (machine.bf16 if name == "bf16" else machine.fp16 if name != "fp32" else True)
         yield Way(
-            name=name, how=_HOW[stack][name], possible=possible, memory=memory, change=change,
-            speed=_speed(name, machine), note=_doubt(name, machine, possible),
-        )  # fmt: skip
+            name=name,
+            how=_HOW[stack][name],
+            possible=possible,
+            memory=memory,
+            change=change,
+            speed=_speed(name, machine),
+            note=_doubt(name, machine, possible),
+        )
 
 
 def _current(found: Effective) -> Bytes:

@@ -23,10 +23,11 @@ from .reads import Reads
 MAX_FILES = 5_000
 MAX_BYTES = 30 << 20
 _MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt")
-SKIPPED = frozenset({
-    ".git", ".hg", ".venv", "venv", "env", "node_modules", "__pycache__", "site-packages", "build", "dist", ".tox",
-    ".eggs", ".nanproof", "wandb", "outputs", "runs",
-})  # fmt: skip
+_CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".nanproof", ".idea", ".vscode"}
+_PACKAGES = {".venv", "venv", "env", "node_modules", "site-packages", "build", "dist", ".tox", ".eggs"}
+TOOLS = frozenset({".git", ".hg"} | _CACHES | _PACKAGES)
+"""Folders that hold nothing of the project itself."""
+SKIPPED = TOOLS | {"wandb", "outputs", "runs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +41,19 @@ class Project:
     """The words of files that do not parse: what they name may be read there."""
     complete: bool = True
     """False when there was more code than is read; then nothing is said to be read by no code."""
+    same_code: Project | None = field(default=None, repr=False, compare=False)
+    """The project that has this code with other facts: it is looked through once for both."""
 
     @classmethod
-    def read(cls, *paths: str | Path, facts: Mapping[str, object] | None = None, depth: int = 100) -> Project:
-        """The Python files at and below these paths."""
+    def read(
+        cls,
+        *paths: str | Path,
+        facts: Mapping[str, object] | None = None,
+        depth: int = 100,
+        known: Iterable[Code] = (),
+    ) -> Project:
+        """The Python files at and below these paths; those that are known already are not read again."""
+        parsed = {os.path.abspath(code.path): code for code in known}  # noqa: PTH100 - a Path for each of thousands
         codes: list[Code] = []
         words: set[str] = set()
         size = 0
@@ -52,7 +62,7 @@ class Project:
                 size += path.stat().st_size
                 if size > MAX_BYTES or len(codes) >= MAX_FILES:
                     return cls(codes=tuple(codes), facts=facts or {}, words=frozenset(words), complete=False)
-                codes.append(Code.read(path))
+                codes.append(parsed.get(os.path.abspath(path)) or Code.read(path))  # noqa: PTH100
             except FormatError:
                 words.update(re.findall(r"[A-Za-z_]\w*", path.read_text(errors="replace")))
             except (OSError, UsageError):
@@ -60,24 +70,32 @@ class Project:
         return cls(codes=tuple(codes), facts=facts or {}, words=frozenset(words))
 
     @classmethod
-    def around(cls, config: Path) -> Project:
+    def around(cls, config: Path, known: Iterable[Code] = ()) -> Project:
         """The project that a config belongs to; without a mark of one, only the code that lies near."""
         root = root_of(config)
         marked = any((root / mark).exists() for mark in _MARKS)
-        return cls.read(root, depth=100 if marked else 1)
+        return cls.read(root, depth=100 if marked else 1, known=known)
 
     def with_codes(self, codes: Iterable[Code]) -> Project:
         """The same project with more files; one that is there already is not taken twice."""
         known = {os.path.realpath(c.path) for c in self.codes}
         more = tuple(c for c in codes if os.path.realpath(c.path) not in known)
-        return replace(self, codes=(*self.codes, *more)) if more else self
+        return replace(self, codes=(*self.codes, *more), same_code=None) if more else self
+
+    def with_facts(self, facts: Mapping[str, object]) -> Project:
+        """The same project with more known of the run; what was worked out from its code is kept."""
+        return replace(self, facts={**self.facts, **facts}, same_code=self.same_code or self)
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
+        if self.same_code is not None:
+            return self.same_code.calls
         return tuple(call for code in self.codes for call in find_calls(code))
 
     @cached_property
     def reads(self) -> Reads:
+        if self.same_code is not None:
+            return self.same_code.reads
         return Reads.of(self.codes, self.words)
 
     def called(self, *names: str) -> list[Call]:

@@ -87,8 +87,15 @@ def _pairs(node: ast.expr) -> list[tuple[str, ast.expr]] | None:
     if isinstance(node, ast.Dict):
         return [(str(k.value), v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)]
     if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in (
-        "dict", "ConfigDict", "SimpleNamespace", "Namespace", "EasyDict", "edict", "Munch", "AttrDict",
-    ):  # fmt: skip
+        "dict",
+        "ConfigDict",
+        "SimpleNamespace",
+        "Namespace",
+        "EasyDict",
+        "edict",
+        "Munch",
+        "AttrDict",
+    ):
         inner = node.args[0] if node.args and isinstance(node.args[0], ast.Dict) else None
         return (_pairs(inner) or [] if inner else []) + [(k.arg, k.value) for k in node.keywords if k.arg]
     if isinstance(node, ast.Call) and _OBJECT.search(getattr(node.func, "id", getattr(node.func, "attr", ""))):

@@ -16,20 +16,64 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from .code import Code
 
 _CONFIG = re.compile(r"(\w*_)?(cfgs?|configs?|conf|args|arguments|hparams|hps|hp|opts|flags|settings)", re.I)
 _WRAPPERS = {
-    "Namespace", "SimpleNamespace", "EasyDict", "edict", "Munch", "munchify", "AttrDict", "DotDict", "Box", "CfgNode",
-    "ConfigDict", "DictConfig", "Config", "create", "merge", "load", "to_container", "to_yaml", "deepcopy", "copy",
-    "print", "pprint", "pformat", "info", "debug", "warning", "dumps", "dump", "safe_dump", "save", "init", "log",
-    "isinstance", "len", "str", "repr", "type", "hasattr", "getattr", "setattr", "vars", "seed_everything",
-    "log_hyperparams", "save_hyperparameters", "set_struct", "resolve", "set_readonly", "open_dict",
-}  # fmt: skip
+    "Namespace",
+    "SimpleNamespace",
+    "EasyDict",
+    "edict",
+    "Munch",
+    "munchify",
+    "AttrDict",
+    "DotDict",
+    "Box",
+    "CfgNode",
+    "ConfigDict",
+    "DictConfig",
+    "Config",
+    "create",
+    "merge",
+    "load",
+    "to_container",
+    "to_yaml",
+    "deepcopy",
+    "copy",
+    "print",
+    "pprint",
+    "pformat",
+    "info",
+    "debug",
+    "warning",
+    "dumps",
+    "dump",
+    "safe_dump",
+    "save",
+    "init",
+    "log",
+    "isinstance",
+    "len",
+    "str",
+    "repr",
+    "type",
+    "hasattr",
+    "getattr",
+    "setattr",
+    "vars",
+    "seed_everything",
+    "log_hyperparams",
+    "save_hyperparameters",
+    "set_struct",
+    "resolve",
+    "set_readonly",
+    "open_dict",
+}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 ROOT = ""
 
@@ -43,6 +87,8 @@ class Reads:
     """Names of sections; `ROOT` when a whole config is handed on."""
     converted: frozenset[str]
     """Names inside ``float(…)`` and its like, and options of the command line with ``type=float``."""
+    packages: frozenset[str]
+    """Packages outside of the project that classes of it are derived from."""
     files: int
 
     @classmethod
@@ -51,15 +97,14 @@ class Reads:
         all_codes = list(codes)
         own = {PurePath(c.path).stem for c in all_codes}
         own |= {part for c in all_codes for part in Path(c.path).parts[:-1]}
-        mentioned: set[str] = set(words)
-        swallowed: set[str] = set()
-        converted: set[str] = set()
-        for code in all_codes:
-            for node in ast.walk(code.tree):
-                _mention(node, mentioned)
-                swallowed.update(_swallow(code, node, own))
-                _convert(node, converted)
-        return cls(frozenset(mentioned), frozenset(swallowed), frozenset(converted), len(all_codes))
+        found = [_names_of(code) for code in all_codes]
+        return cls(
+            mentioned=frozenset(words).union(*(f.mentioned for f in found)),
+            swallowed=frozenset(s for f in found for s, package in f.swallowed if package not in own),
+            converted=frozenset().union(*(f.converted for f in found)),
+            packages=frozenset().union(*(f.packages for f in found)) - own,
+            files=len(all_codes),
+        )
 
     def may_read(self, key: str) -> bool:
         """Whether some line of the code could read this key."""
@@ -67,6 +112,37 @@ class Reads:
         if name in self.mentioned or name.replace("-", "_") in self.mentioned:
             return True
         return ROOT in self.swallowed or not self.swallowed.isdisjoint(sections)
+
+
+class _Names(NamedTuple):
+    """What one file reads."""
+
+    mentioned: set[str]
+    swallowed: set[tuple[str, str]]
+    """Sections, and the package that takes one; '' where it does not matter who does."""
+    converted: set[str]
+    packages: set[str]
+
+
+def _names_of(code: Code) -> _Names:
+    """What a file reads, found out once."""
+    known: _Names | None = code.memory.get("names")
+    if known is not None:
+        return known
+    found = code.memory["names"] = _Names(set(), set(), set(), set())
+    roots = {
+        a.asname or a.name: node.module.partition(".")[0]
+        for node in code.nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+        for a in node.names
+    }
+    for node in code.nodes:
+        _mention(node, found.mentioned)
+        found.swallowed.update(_swallow(code, node))
+        _convert(node, found.converted)
+        if isinstance(node, ast.ClassDef):
+            found.packages.update(roots[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in roots)
+    return found
 
 
 def _mention(node: ast.AST, mentioned: set[str]) -> None:
@@ -95,45 +171,38 @@ def _convert(node: ast.AST, converted: set[str]) -> None:
         converted.update(w.lstrip("-").replace("-", "_") for w in words)
 
 
-def _swallow(code: Code, node: ast.AST, own: set[str]) -> Iterable[str]:
-    """The sections that a node passes on whole."""
+def _swallow(code: Code, node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The sections that a node passes on whole, each with the package that it is passed to, if that matters."""
+    values: list[ast.expr] = []
     if isinstance(node, ast.For | ast.comprehension):
-        held = _section(node.iter)
-        return [held] if held is not None else []
-    if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
-        held = _section(node.value)
-        return [held] if held is not None else []
-    if isinstance(node, ast.Dict):
-        spread = [v for k, v in zip(node.keys, node.values, strict=True) if k is None]
-        return [held for value in spread if (held := _section(value)) is not None]
-    if not isinstance(node, ast.Call):
-        return []
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in ("items", "keys", "values", "pop", "update") and isinstance(node.func, ast.Attribute):
-        held = _section(node.func.value) if not node.args else None
-        return [held] if held is not None else []
-    found = []
-    for keyword in node.keywords:
-        if keyword.arg is None and name not in _WRAPPERS and (held := _section(keyword.value)) is not None:
-            found.append(held)
-    if name not in _WRAPPERS and _foreign(code, node.func, own):
-        plain = [*node.args, *(k.value for k in node.keywords if k.arg)]
-        found += [held for value in plain if (held := _section(value)) is not None]
-    if name == "getattr" and len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
-        held = _section(node.args[0])
-        found += [held] if held is not None else []
-    return found
+        values = [node.iter]
+    elif isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
+        values = [node.value]
+    elif isinstance(node, ast.Dict):
+        values = [v for k, v in zip(node.keys, node.values, strict=True) if k is None]
+    elif isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in ("items", "keys", "values", "pop", "update") and isinstance(node.func, ast.Attribute):
+            values = [] if node.args else [node.func.value]
+        else:
+            if name not in _WRAPPERS:
+                values = [k.value for k in node.keywords if k.arg is None]
+                plain = [*node.args, *(k.value for k in node.keywords if k.arg)]
+                held = [section for value in plain if (section := _section(value)) is not None]
+                package = _package(code, node.func) if held else ""
+                yield from ((section, package) for section in held if package)
+            if name == "getattr" and len(node.args) > 1 and not isinstance(node.args[1], ast.Constant):
+                values.append(node.args[0])
+    yield from ((section, "") for value in values if (section := _section(value)) is not None)
 
 
-def _foreign(code: Code, callee: ast.expr, own: set[str]) -> bool:
-    """Whether a callable comes from outside of the project, where nobody can see what it reads."""
-    dotted = code.dotted(callee)
-    head = dotted.partition(".")[0]
-    written = callee
-    while isinstance(written, ast.Attribute):
-        written = written.value
-    imported = isinstance(written, ast.Name) and written.id in code.imports
-    return imported and bool(head) and head not in own and not hasattr(builtins, head)
+def _package(code: Code, callee: ast.expr) -> str:
+    """The package that a callable is imported from; '' for what is defined here or built in."""
+    head = code.dotted(callee).partition(".")[0]
+    while isinstance(callee, ast.Attribute):
+        callee = callee.value
+    imported = isinstance(callee, ast.Name) and callee.id in code.imports
+    return head if imported and not hasattr(builtins, head) else ""
 
 
 def _section(node: ast.expr) -> str | None:

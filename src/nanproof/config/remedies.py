@@ -14,6 +14,7 @@ from .effective import HALF
 from .hardware import find_hardware
 from .meaning import is_on
 from .memory import WAYS, bytes_of, show_bytes
+from .optimizers import highest_rate, optimizer_of, scales_rate
 from .proposals import Answer, Proposal, Refusal, nice, propose, whole
 from .sources import dtype_of
 from .value import Plain, Value
@@ -24,8 +25,18 @@ _RANGE_CAUSES = {"fp16-overflow", "double-fp16", "loss-scale-collapse", "amp-mis
 def remedies(case: Case) -> Iterator[Answer]:
     """Everything that the evidence asks for."""
     for remedy in (
-        _numbers, _rate, _restored_rate, _precision, _weights, _scale, _eps, _warmup, _clip, _checkpoints, _log,
-    ):  # fmt: skip
+        _numbers,
+        _rate,
+        _restored_rate,
+        _precision,
+        _weights,
+        _scale,
+        _eps,
+        _warmup,
+        _clip,
+        _checkpoints,
+        _log,
+    ):
         yield from remedy(case)
 
 
@@ -57,8 +68,13 @@ def _rate(case: Case) -> Iterator[Answer]:
             yield propose(case, "lr", after, "far above what Adam can use; 1e-3 is its own default", _evidence(high[0]))
         return
     if "lr-too-high" in case.facts.causes():
-        yield propose(case, "lr", nice(lr / 2), "the rate is named as the cause: halve it", case.facts.tell("cause"))
-        yield from scaled_minimum(case, lr, lr / 2)
+        optimizer = optimizer_of(case.settings, case.meaning)
+        limit = highest_rate(optimizer)
+        after, why = lr / 2, "the rate is named as the cause: halve it"
+        if optimizer and after > limit and not scales_rate(case.meaning.word("scheduler") or ""):
+            after, why = limit, f"the rate is named as the cause; {optimizer} rarely trains above {limit:g}"
+        yield propose(case, "lr", nice(after), why, case.facts.tell("cause"))
+        yield from scaled_minimum(case, lr, after)
 
 
 def scaled_minimum(case: Case, before: float, after: float) -> Iterator[Answer]:
@@ -78,10 +94,11 @@ def _restored_rate(case: Case) -> Iterator[Answer]:
             continue
         held = case.value("lr")
         yield Refusal(
-            what=held.label if held else "lr", mark="inert",
+            what=held.label if held else "lr",
+            mark="inert",
             why=f"the config already says {lr:g}, but {actual:g} is in force ({case.facts.found[name].source}): the "
             "restored scheduler overrides it. Start a fresh scheduler, or set base_lrs after loading",
-        )  # fmt: skip
+        )
         return
 
 
@@ -105,7 +122,8 @@ def _precision(case: Case) -> Iterator[Answer]:
     target = "bf16" if machine.bf16 and computes == "float16" else "fp32"
     reason = f"{machine.name} has bfloat16, which has the range of float32"
     if target == "bf16" and not _can_switch(case):
-        target, reason = "fp32", f"float32: {machine.name} has bfloat16, but this config has no key that turns it on"
+        how = "autocast(device, dtype=torch.bfloat16) in the code is better"
+        target, reason = "fp32", f"float32: {machine.name} has bfloat16, but no key turns it on here: {how}"
     elif target == "fp32":
         reason = f"float32: {machine.name} has no bfloat16" if not machine.bf16 else "float32 always works"
     yield from set_precision(case, target, f"{reason}{_cost(case, target)}", evidence)
@@ -114,7 +132,20 @@ def _precision(case: Case) -> Iterator[Answer]:
 def _can_switch(case: Case) -> bool:
     """Whether bfloat16 can be asked for here: by a key that is there, or one that the reader of the config knows."""
     known = case.dialect in ("transformers", "deepspeed", "accelerate") or case.effective.stack == "transformers"
-    return known or any(case.value(k) is not None for k in ("bf16", "train_dtype", "mixed_precision"))
+    return (
+        known or any(case.value(k) is not None for k in ("bf16", "train_dtype", "mixed_precision")) or _twin(case) != ""
+    )
+
+
+def _twin(case: Case) -> str:
+    """The key that turns on bfloat16 where only fp16 is set: bf16 beside it, unless the code does not read that."""
+    held, project = case.value("fp16"), case.project
+    if held is None or "fp16" not in held.name:
+        return ""
+    twin = held.key.removesuffix(held.name) + held.name.replace("fp16", "bf16")
+    if project.codes and project.complete:
+        return twin if project.reads.may_read(twin) else ""
+    return twin if held.origin in ("yaml", "json", "toml") else ""
 
 
 def _switch_off(case: Case, evidence: list[str]) -> Iterator[Answer]:
@@ -145,6 +176,8 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
             keys[held.key] = wanted
         elif held is None and wanted and "transformers" in (case.dialect, case.effective.stack):
             keys[case.key(concept) or concept] = True
+        elif held is None and wanted and not deepspeed and (twin := _twin(case)):
+            keys[twin] = True
     for named in (case.value("train_dtype"), case.value("mixed_precision")):  # autocast takes its dtype from this key
         if named is not None and dtype_of(named.value) == "float16" and str(named.value).endswith("float16"):
             keys[named.key] = str(named.value).replace("float16", "bfloat16" if target == "bf16" else "float32")
@@ -187,9 +220,11 @@ def _weights(case: Case) -> Iterator[Answer]:
             yield from set_precision(case, "fp32", "the trained weights must not be float16", [problem.message])
         else:
             yield Proposal(
-                key=value.key, after="float32", why=f"trained weights need float32{_cost(case, 'fp32')}",
+                key=value.key,
+                after="float32",
+                why=f"trained weights need float32{_cost(case, 'fp32')}",
                 evidence=(f"NP702 {problem.where}: {problem.message}",),
-            )  # fmt: skip
+            )
 
 
 def _scale(case: Case) -> Iterator[Answer]:

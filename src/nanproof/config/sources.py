@@ -14,16 +14,40 @@ from .meaning import Meaning, is_on
 from .value import Plain, Settings, Value
 
 What = Literal[
-    "trainer flag", "accelerate", "Accelerator", "DeepSpeed", "FSDP", "Lightning", "autocast", "scaler", "weights",
-    "hardware", "optimizer states", "compute",
-]  # fmt: skip
+    "trainer flag",
+    "accelerate",
+    "Accelerator",
+    "DeepSpeed",
+    "FSDP",
+    "Lightning",
+    "autocast",
+    "scaler",
+    "weights",
+    "hardware",
+    "optimizer states",
+    "compute",
+]
 
 _WORDS = {
-    "fp16": "float16", "16": "float16", "16-mixed": "float16", "16-true": "float16", "half": "float16",
-    "bf16": "bfloat16", "bf16-mixed": "bfloat16", "bf16-true": "bfloat16", "no": "float32", "none": "float32",
-    "32": "float32", "32-true": "float32", "fp32": "float32", "64": "float64", "64-true": "float64", "fp8": "float8",
-    "tf32": "float32", "float": "float32",
-}  # fmt: skip
+    "fp16": "float16",
+    "16": "float16",
+    "16-mixed": "float16",
+    "16-true": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "bf16-mixed": "bfloat16",
+    "bf16-true": "bfloat16",
+    "no": "float32",
+    "none": "float32",
+    "32": "float32",
+    "32-true": "float32",
+    "fp32": "float32",
+    "64": "float64",
+    "64-true": "float64",
+    "fp8": "float8",
+    "tf32": "float32",
+    "float": "float32",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +97,28 @@ def flags(settings: Settings, meaning: Meaning) -> Iterator[Row]:
             if concept == "amp" and is_on(value):
                 meant = None  # which format, only the code says
             yield Row(
-                what="trainer flag", setting=value.key, says=says, dtype=meant, where=value.where, value=value,
+                what="trainer flag",
+                setting=value.key,
+                says=says,
+                dtype=meant,
+                where=value.where,
+                value=value,
                 note=_story(settings, value),
-            )  # fmt: skip
+            )
     for value in [v for v in meaning.all("mixed_precision") if not tool_of(v) and v.known][:1]:
         lightning = re.search(r"(^|\.)(trainer\.)?precision$", value.key.lower()) is not None
         if value.key.startswith("Accelerator."):
             continue
         meant = dtype_of(value.value) if not isinstance(value.value, bool) else None
         yield Row(
-            what="Lightning" if lightning else "trainer flag", setting=value.key, says=str(value.value), dtype=meant,
-            where=value.where, value=value, note=_story(settings, value),
-        )  # fmt: skip
+            what="Lightning" if lightning else "trainer flag",
+            setting=value.key,
+            says=str(value.value),
+            dtype=meant,
+            where=value.where,
+            value=value,
+            note=_story(settings, value),
+        )
 
 
 def tools(settings: Settings, meaning: Meaning, calls: tuple[Call, ...]) -> Iterator[Row]:
@@ -92,9 +126,14 @@ def tools(settings: Settings, meaning: Meaning, calls: tuple[Call, ...]) -> Iter
     value = settings.get("accelerate.mixed_precision")
     if value is not None:
         yield Row(
-            what="accelerate", setting="mixed_precision", says=str(value.value), dtype=dtype_of(value.value),
-            where=value.where, value=value, note=_story(settings, value),
-        )  # fmt: skip
+            what="accelerate",
+            setting="mixed_precision",
+            says=str(value.value),
+            dtype=dtype_of(value.value),
+            where=value.where,
+            value=value,
+            note=_story(settings, value),
+        )
     for name, dtype in (("fp16", "float16"), ("bf16", "bfloat16"), ("bfloat16", "bfloat16")):
         value = settings.get(f"deepspeed.{name}.enabled")
         if value is not None:
@@ -102,25 +141,39 @@ def tools(settings: Settings, meaning: Meaning, calls: tuple[Call, ...]) -> Iter
             meant = None if auto else dtype if is_on(value) else "float32"
             note = "taken over from the trainer's flag" if auto else ""
             yield Row(
-                what="DeepSpeed", setting=f"{name}.enabled", says=str(value.value), dtype=meant, where=value.where,
-                value=value, note=note,
-            )  # fmt: skip
+                what="DeepSpeed",
+                setting=f"{name}.enabled",
+                says=str(value.value),
+                dtype=meant,
+                where=value.where,
+                value=value,
+                note=note,
+            )
     for call in calls:
         dtype_asked = call.get("param_dtype") if call.name in ("MixedPrecision", "MixedPrecisionPolicy") else None
         if dtype_asked is not None and (reached := follow(dtype_asked, settings)) is not None:
             yield Row(
-                what="FSDP", setting="param_dtype", says=dtype_asked.text, dtype=dtype_of(reached.value),
-                where=call.where, value=reached.by or dtype_asked,
-            )  # fmt: skip
+                what="FSDP",
+                setting="param_dtype",
+                says=dtype_asked.text,
+                dtype=dtype_of(reached.value),
+                where=call.where,
+                value=reached.by or dtype_asked,
+            )
         asked = call.get("mixed_precision") if call.name == "Accelerator" else None
         if asked is not None:
             reached = follow(asked, settings)
             meant = dtype_of(reached.value) if reached else None
             by = f"decided by {reached.by.key} ({reached.by.where})" if reached and reached.by else ""
             yield Row(
-                what="Accelerator", setting="mixed_precision", says=asked.text, dtype=meant, where=call.where, note=by,
+                what="Accelerator",
+                setting="mixed_precision",
+                says=asked.text,
+                dtype=meant,
+                where=call.where,
+                note=by,
                 value=reached.by if reached and reached.by else asked,
-            )  # fmt: skip
+            )
 
 
 def autocasts(settings: Settings, calls: tuple[Call, ...]) -> Iterator[Row]:
@@ -141,9 +194,14 @@ def autocasts(settings: Settings, calls: tuple[Call, ...]) -> Iterator[Row]:
             note = f"on when {asked.text} is; {note}".rstrip("; ")
         sure = asked is None or enabled is not None
         yield Row(
-            what="autocast", setting="dtype", says=says, dtype=dtype if sure else None, where=call.where, note=note,
+            what="autocast",
+            setting="dtype",
+            says=says,
+            dtype=dtype if sure else None,
+            where=call.where,
+            note=note,
             value=enabled.by if enabled is not None else None,
-        )  # fmt: skip
+        )
 
 
 def _autocast_dtype(call: Call, settings: Settings, on_cpu: bool) -> tuple[str | None, str, str]:
@@ -160,9 +218,13 @@ def scalers(calls: tuple[Call, ...], settings: Settings) -> Iterator[Row]:
             enabled = follow(call.get("enabled"), settings)
             off = call.get("enabled") is not None and enabled is not None and not enabled.value
             yield Row(
-                what="scaler", setting=call.name, says="enabled=False" if off else "present", dtype=None,
-                where=call.where, note="switched off: loss is not scaled" if off else "",
-            )  # fmt: skip
+                what="scaler",
+                setting=call.name,
+                says="enabled=False" if off else "present",
+                dtype=None,
+                where=call.where,
+                note="switched off: loss is not scaled" if off else "",
+            )
 
 
 def weights(settings: Settings, meaning: Meaning, calls: tuple[Call, ...]) -> Iterator[Row]:
@@ -186,16 +248,23 @@ def weights(settings: Settings, meaning: Meaning, calls: tuple[Call, ...]) -> It
         if reached is not None:
             dtype = dtype_of(reached.value)
         yield Row(
-            what="weights", setting=f"{call.receiver}.{call.name}".removeprefix("."),
-            says=asked.text if asked else f"{call.name}()", dtype=dtype, where=call.where,
+            what="weights",
+            setting=f"{call.receiver}.{call.name}".removeprefix("."),
+            says=asked.text if asked else f"{call.name}()",
+            dtype=dtype,
+            where=call.where,
             value=(reached.by if reached else None) or asked,
-        )  # fmt: skip
+        )
     value = meaning.get("load_dtype")
     if value is not None and value.known and value.origin != "call" and not seen_calls:
         yield Row(
-            what="weights", setting=value.key, says=str(value.value), dtype=dtype_of(value.value), where=value.where,
+            what="weights",
+            setting=value.key,
+            says=str(value.value),
+            dtype=dtype_of(value.value),
+            where=value.where,
             value=value,
-        )  # fmt: skip
+        )
 
 
 def _story(settings: Settings, value: Value) -> str:

@@ -68,7 +68,13 @@ def flatten(root: Section, source: Source, origin: Origin) -> Iterator[Value]:
         else:
             value, known = node.value, node.known
         yield Value(
-            key=key, value=value, path=source.path, line=source.line(node.start), column=source.column(node.start),
-            text=source.text[node.start : node.end].rstrip(), origin=origin,
-            span=source.bytes(node.start, node.end), known=known,
-        )  # fmt: skip
+            key=key,
+            value=value,
+            path=source.path,
+            line=source.line(node.start),
+            column=source.column(node.start),
+            text=source.text[node.start : node.end].rstrip(),
+            origin=origin,
+            span=source.bytes(node.start, node.end),
+            known=known,
+        )

@@ -23,9 +23,19 @@ if TYPE_CHECKING:
 
 Plain: TypeAlias = "bool | int | float | str | tuple[Plain, ...] | None"
 Origin = Literal[
-    "yaml", "json", "toml", "python", "dataclass", "argparse", "call", "accelerate", "deepspeed", "training-args",
-    "environment", "command-line",
-]  # fmt: skip
+    "yaml",
+    "json",
+    "toml",
+    "python",
+    "dataclass",
+    "argparse",
+    "call",
+    "accelerate",
+    "deepspeed",
+    "training-args",
+    "environment",
+    "command-line",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,9 +69,12 @@ class Change:
 
     def __add__(self, other: Change) -> Change:
         return Change(
-            name=f"{self.name} + {other.name}", kind=self.kind if self.kind == other.kind else "pair",
-            why=f"{self.why}; {other.why}", size=self.size + other.size, edits=(*self.edits, *other.edits),
-        )  # fmt: skip
+            name=f"{self.name} + {other.name}",
+            kind=self.kind if self.kind == other.kind else "pair",
+            why=f"{self.why}; {other.why}",
+            size=self.size + other.size,
+            edits=(*self.edits, *other.edits),
+        )
 
 
 ORIGINAL = Change(name="original", kind="original", why="as it is", size=0.0)

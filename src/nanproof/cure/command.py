@@ -170,7 +170,15 @@ def _under_guard(rest: list[str]) -> Command:
 
 
 def read_run(folder: Path) -> tuple[Command, Path]:
-    """The command of a run that ``nanproof run`` has recorded, and the folder it was typed in."""
+    """The command of a run that ``nanproof run`` has recorded, and the folder it was typed in.
+
+    ``runs/last`` is the newest run in ``runs`` where nothing has that name.
+    """
+    if folder.name == "last" and not folder.exists():
+        found = sorted(folder.parent.glob("*/run.json"), key=lambda p: p.stat().st_mtime)
+        folder = found[-1].parent if found else folder
+    if not folder.is_dir():
+        raise UsageError(f"there is no run {folder}", hint=_HINT)
     path = folder / "run.json"
     try:
         record = json.loads(path.read_text())

@@ -67,10 +67,12 @@ def _evidence(told: dict[str, Any], verdict: dict[str, Any]) -> Evidence:
     batch = [t for t in told.get("tensors", ()) if str(t.get("name", "")).startswith("batch")]
     bad_batch = any(t.get("nan") or t.get("posinf") or t.get("neginf") for t in batch)
     return Evidence(
-        step=int(told["step"]), what=f"{verdict.get('kind')} {verdict.get('level') or ''}".strip(), location=location,
+        step=int(told["step"]),
+        what=f"{verdict.get('kind')} {verdict.get('level') or ''}".strip(),
+        location=location,
         samples=_blamed(_samples(" ".join(map(str, told.get("notes", ())))), batch, location),
         bad_batch=bad_batch or location.get("mechanism") == "bad-leaf",
-    )  # fmt: skip
+    )
 
 
 def _blamed(samples: tuple[int, ...], batch: list[dict[str, Any]], location: Mapping[str, Any]) -> tuple[int, ...]:

@@ -19,9 +19,15 @@ Answer = Literal["cured", "alive, learning", "alive, not learning", "none"]
 SKIPS = 0.05
 """The share of steps that the guard may leave out of a run that still counts as cured."""
 ORDER: dict[str, int] = {
-    "cured": 0, "alive, learning": 1, "alive so far": 2, "alive, not learning": 3, "cut": 4, "died": 5, "inert": 6,
+    "cured": 0,
+    "alive, learning": 1,
+    "alive so far": 2,
+    "alive, not learning": 3,
+    "cut": 4,
+    "died": 5,
+    "inert": 6,
     "failed": 7,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

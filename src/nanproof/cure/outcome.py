@@ -100,8 +100,13 @@ class Outcome:
             loss = f"{line.loss:.4g}" if math.isfinite(line.loss) else str(line.loss)
             cost = f"× {line.cost:.2f}" if math.isfinite(line.cost) else ""
             rows.append((line.change.name, line.standing, died, loss, line.values, cost))
-        return card(self.told, {"why it died": self.why}, good=self.healthy or self.answer == "cured", rows=rows,
-                    commands=[self.remedy] if self.remedy else [])  # fmt: skip
+        return card(
+            self.told,
+            {"why it died": self.why},
+            good=self.healthy or self.answer == "cured",
+            rows=rows,
+            commands=[self.remedy] if self.remedy else [],
+        )
 
 
 def answer_of(standing: Standing | None) -> Answer:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import files
+from ..config.project import TOOLS
 from .change import Edit, edited
 from .command import Command
 
@@ -25,14 +26,8 @@ _OUT = re.compile(r"\b(out|output|save|log|logging|results?|run|ckpt|checkpoint|
 _SOURCES = {".py", ".ipynb", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".sh"}
 LARGE = 32 << 20
 MANY = 2000
-_OUTPUTS = {
-    "runs", "outputs", "output", "wandb", "mlruns", "lightning_logs", "logs", "checkpoints", "results", "tb_logs",
-    "multirun",
-}  # fmt: skip
-_NEVER = {
-    ".git", ".hg", ".venv", "venv", "env", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache",
-    ".ruff_cache", ".nanproof", ".tox", ".idea", ".vscode", "dist", "build",
-}  # fmt: skip
+_LOGS = {"wandb", "mlruns", "lightning_logs", "logs", "tb_logs", "multirun"}
+_OUTPUTS = {"runs", "outputs", "output", "checkpoints", "results"} | _LOGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +117,7 @@ def _copy(source: Path, target: Path, named: set[Path], leave: set[Path]) -> Non
         path = Path(entry.path)
         wanted = any(n == path or path.is_relative_to(n) or n.is_relative_to(path) for n in named)
         if entry.is_dir(follow_symlinks=False):
-            if entry.name in _NEVER or path in leave or (entry.name in _OUTPUTS and not wanted):
+            if entry.name in TOOLS or path in leave or (entry.name in _OUTPUTS and not wanted):
                 continue
             if _count(path) > MANY:
                 files.link(str(path), target / entry.name)
@@ -141,7 +136,7 @@ def fingerprint(project: Path) -> str:
     """A hash of the project's code and configs: trials of other code say nothing about this one."""
     found = hashlib.sha256()
     for place, folders, names in os.walk(project):
-        folders[:] = sorted(f for f in folders if f not in _NEVER | _OUTPUTS)
+        folders[:] = sorted(f for f in folders if f not in TOOLS | _OUTPUTS)
         for name in sorted(names):
             path = Path(place, name)
             if path.suffix in _SOURCES and not path.stem.endswith("_cured") and path.stat().st_size <= LARGE:
@@ -152,7 +147,7 @@ def fingerprint(project: Path) -> str:
 def _count(folder: Path) -> int:
     found = 0
     for _, folders, names in os.walk(folder):
-        folders[:] = [f for f in folders if f not in _NEVER]
+        folders[:] = [f for f in folders if f not in TOOLS]
         found += len(names)
         if found > MANY:
             break

@@ -58,9 +58,13 @@ class Search:
     def __init__(self, surface: Surface, plan: Plan, pool: Pool, tell: Tell = lambda words: None) -> None:
         self.surface = surface
         self.bench = Bench(
-            command=surface.command, project=surface.folder, out=plan.out, wanted=plan.wanted, launcher=plan.launcher,
+            command=surface.command,
+            project=surface.folder,
+            out=plan.out,
+            wanted=plan.wanted,
+            launcher=plan.launcher,
             threads=plan.threads,
-        )  # fmt: skip
+        )
         self.plan, self._pool, self._tell = plan, pool, tell
         self._began = time.monotonic()
         self._deadline = self._began + plan.budget
@@ -245,12 +249,19 @@ class Search:
         first = [self._line(ORIGINAL, [original, *self._full.get(ORIGINAL.name, [])])]
         standing = next((line.standing for line in lines if winner is not None and line.change == winner), None)
         return Outcome(
-            answer="cured" if healthy else answer_of(standing), healthy=healthy, command=self.bench.command.shown,
-            died_at=original.died_at, why=self.evidence.told, lines=(*first, *lines),
-            winner=winner.name if winner is not None else None, trials=self._trials,
-            seconds=time.monotonic() - self._began, seeds=self.seeds if winner is not None else (),
-            schedule=self.surface.schedule(), horizon=horizon(original.died_at, self.surface.schedule()),
-        )  # fmt: skip
+            answer="cured" if healthy else answer_of(standing),
+            healthy=healthy,
+            command=self.bench.command.shown,
+            died_at=original.died_at,
+            why=self.evidence.told,
+            lines=(*first, *lines),
+            winner=winner.name if winner is not None else None,
+            trials=self._trials,
+            seconds=time.monotonic() - self._began,
+            seeds=self.seeds if winner is not None else (),
+            schedule=self.surface.schedule(),
+            horizon=horizon(original.died_at, self.surface.schedule()),
+        )
 
     def _line(self, change: Change, runs: Sequence[Ran]) -> Line:
         verdict = self._verdict(runs)
@@ -258,9 +269,16 @@ class Search:
             verdict = judge(runs[0], Reference(best_loss=self.reference.best_loss, died_at=None))
         base = self.reference.step_seconds
         return Line(
-            change=change, standing=verdict.standing, why=verdict.why, died_at=runs[0].died_at, steps=runs[0].steps,
-            loss=runs[0].loss, metrics=tuple(r.metric for r in runs if r.metric is not None),
+            change=change,
+            standing=verdict.standing,
+            why=verdict.why,
+            died_at=runs[0].died_at,
+            steps=runs[0].steps,
+            loss=runs[0].loss,
+            metrics=tuple(r.metric for r in runs if r.metric is not None),
             cost=runs[0].step_seconds / base if base > 0 else math.nan,
-            step_seconds=runs[0].step_seconds, skipped=runs[0].skipped,
-            trials=tuple(r.slug for r in runs), part=runs[0].part,
-        )  # fmt: skip
+            step_seconds=runs[0].step_seconds,
+            skipped=runs[0].skipped,
+            trials=tuple(r.slug for r in runs),
+            part=runs[0].part,
+        )

@@ -169,7 +169,10 @@ def _become(asked: Mapping[str, Any]) -> list[str]:
     """In a fork: a session, a folder, an environment and an output of its own; or another program altogether."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(asked["cwd"])
+    try:
+        os.chdir(asked["cwd"])
+    except FileNotFoundError:  # the search was interrupted while this process was still importing
+        os._exit(128 + signal.SIGINT)
     with files.output_file(asked["output"]) as output, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(output.fileno(), 1)

@@ -34,8 +34,10 @@ MAX_FILES = 80
 _HEAVY = {
     "torch": ("torch", "torch._dynamo", "torch.optim", "nanproof.run.session", "nanproof.cli.run"),
     "transformers": ("transformers", "transformers.trainer", "transformers.modeling_utils"),
-    "accelerate": ("accelerate",), "peft": ("peft",), "torchvision": ("torchvision",),
-}  # fmt: skip
+    "accelerate": ("accelerate",),
+    "peft": ("peft",),
+    "torchvision": ("torchvision",),
+}
 _ARGUMENTS = re.compile(rb"\bHfArgumentParser\b")
 _STEPS = re.compile(r"(^|\.)((max|num|n|total|train|training)_)?(train_|training_)?(steps|iters|iterations|updates)$")
 
@@ -212,11 +214,17 @@ def read_surface(command: Command, folder: Path) -> Surface:
         merged.setdefault(value.key, value)
     settings = Settings(values=merged, history=settings.history, notes=settings.notes, codes=settings.codes)
     return Surface(
-        command=command, folder=folder, settings=settings, meaning=Meaning.of(settings), codes=codes,
-        options={dest: option for code in reversed(codes) for dest, option in _options(code)}, variables=variables,
-        takes_words=takes_words, takes_arguments=any(code.mentions(_ARGUMENTS) for code in codes),
+        command=command,
+        folder=folder,
+        settings=settings,
+        meaning=Meaning.of(settings),
+        codes=codes,
+        options={dest: option for code in reversed(codes) for dest, option in _options(code)},
+        variables=variables,
+        takes_words=takes_words,
+        takes_arguments=any(code.mentions(_ARGUMENTS) for code in codes),
         read=_contents(folder, {*(c.path for c in codes), *(v.path for v in settings if v.path)}),
-    )  # fmt: skip
+    )
 
 
 def _contents(folder: Path, names: Iterable[str]) -> dict[Path, bytes]:

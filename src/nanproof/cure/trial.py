@@ -160,9 +160,19 @@ def words_of(bench: Bench, trial: Trial, scratch: Scratch, run_dir: Path) -> lis
     policy += [] if any(e.name == "--heal" for e in trial.edits) else ["--no-heal"]
     ranks = [f"--nproc={scratch.command.processes}"] if scratch.command.processes else []
     return [
-        *bench.launcher, scratch.command.python, "-m", "nanproof", "run", "--quiet", f"--run-dir={run_dir.absolute()}",
-        "--set=records.log_every=1", *policy, *scratch.options, *ranks, *scratch.command.program,
-    ]  # fmt: skip
+        *bench.launcher,
+        scratch.command.python,
+        "-m",
+        "nanproof",
+        "run",
+        "--quiet",
+        f"--run-dir={run_dir.absolute()}",
+        "--set=records.log_every=1",
+        *policy,
+        *scratch.options,
+        *ranks,
+        *scratch.command.program,
+    ]
 
 
 def _watch(
@@ -226,12 +236,25 @@ def _result(bench: Bench, trial: Trial, folder: Path, end: End, code: int | None
     if stopped is not None or code == 66:
         end = "stopped" if trial.change.guarded else "died"
     return Ran(
-        name=trial.change.name, slug=trial.slug, seed=trial.seed, horizon=trial.horizon, end=end, exit_code=code,
-        steps=len(rows), died_at=stopped, skipped=sum(r.skipped for r in rows), spikes=sum(r.spike for r in rows),
-        best_loss=best_loss(rows), loss=last_loss(rows), step_seconds=step_seconds(rows), seconds=seconds,
+        name=trial.change.name,
+        slug=trial.slug,
+        seed=trial.seed,
+        horizon=trial.horizon,
+        end=end,
+        exit_code=code,
+        steps=len(rows),
+        died_at=stopped,
+        skipped=sum(r.skipped for r in rows),
+        spikes=sum(r.spike for r in rows),
+        best_loss=best_loss(rows),
+        loss=last_loss(rows),
+        step_seconds=step_seconds(rows),
+        seconds=seconds,
         metric=find_metric(text, bench.wanted) if end == "finished" else None,
-        said=_error(text) if end == "failed" else "", part=part, opening=_opening(rows),
-    )  # fmt: skip
+        said=_error(text) if end == "failed" else "",
+        part=part,
+        opening=_opening(rows),
+    )
 
 
 def _error(text: str) -> str:

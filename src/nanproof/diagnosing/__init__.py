@@ -29,9 +29,12 @@ def diagnose_evidence(evidence: Evidence) -> Diagnosis:
 
 
 def diagnose(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (), *, facts: Mapping[str, object] | None = None,
-    evidence: str | os.PathLike[str] | Mapping[str, object] | None = None, data: DataReport | None = None,
-) -> Diagnosis:  # fmt: skip
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    *,
+    facts: Mapping[str, object] | None = None,
+    evidence: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    data: DataReport | None = None,
+) -> Diagnosis:
     """Why a run broke: from its files, from what you know (``facts``) and from a description (``evidence``).
 
     ``path`` is a folder or some files: logs, tracker files, configs, checkpoints, incidents, code. ``facts`` are those

@@ -17,10 +17,32 @@ from typing import Any
 from .evidence import Evidence, Fact
 
 PACKAGES = (
-    "torch", "transformers", "deepspeed", "accelerate", "diffusers", "flash-attn", "xformers", "peft", "trl", "triton",
-    "bitsandbytes", "lightning", "apex", "unsloth", "jax", "numpy", "torchvision", "ultralytics", "megatron-core",
-    "transformer-engine", "datasets", "timm", "liger-kernel", "vllm", "cuda",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "deepspeed",
+    "accelerate",
+    "diffusers",
+    "flash-attn",
+    "xformers",
+    "peft",
+    "trl",
+    "triton",
+    "bitsandbytes",
+    "lightning",
+    "apex",
+    "unsloth",
+    "jax",
+    "numpy",
+    "torchvision",
+    "ultralytics",
+    "megatron-core",
+    "transformer-engine",
+    "datasets",
+    "timm",
+    "liger-kernel",
+    "vllm",
+    "cuda",
+)
 _ALIASES = {
     "pytorch": "torch",
     "flash_attn": "flash-attn",

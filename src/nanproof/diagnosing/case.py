@@ -15,9 +15,12 @@ from .stated import read_facts
 
 
 def diagnose_all(
-    paths: Sequence[str | os.PathLike[str]], *, facts: Mapping[str, object],
-    evidence: str | os.PathLike[str] | Mapping[str, object] | None = None, data: DataReport | None = None,
-) -> Diagnosis:  # fmt: skip
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    facts: Mapping[str, object],
+    evidence: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    data: DataReport | None = None,
+) -> Diagnosis:
     """The diagnosis of everything together. What the user states comes first, so that it is cited first."""
     if not paths and not facts and evidence is None and data is None:
         raise UsageError("no path given", hint="nanproof diagnose .")
@@ -39,10 +42,14 @@ def diagnose_all(
     part = run.part
     held = tuple(Held(setting=name, value=value, clash=clash) for name, value, clash in run.in_force.rows())
     return conclude(
-        known.plus(*part.facts), commands=Commands(run, paths, stated=facts, described=described),
-        notes=(*notes, *part.notes), checklist=part.looked, tables=part.tables, timeline=order_moments(part.moments),
+        known.plus(*part.facts),
+        commands=Commands(run, paths, stated=facts, described=described),
+        notes=(*notes, *part.notes),
+        checklist=part.looked,
+        tables=part.tables,
+        timeline=order_moments(part.moments),
         in_force=held,
-    )  # fmt: skip
+    )
 
 
 def _described(evidence: str | os.PathLike[str] | Mapping[str, object] | None) -> tuple[Evidence, tuple[str, ...]]:

@@ -52,7 +52,7 @@ class Cause:
     @property
     def all_clues(self) -> tuple[Clue, ...]:
         """Its own clues, what a replay of the bad step proves, and that a known bug is a case of it."""
-        replayed = pro("replayed", value("mechanism", *self.replayed), "replaying the bad step showed it")
+        replayed = pro("replayed", value("mechanism", *self.replayed), "the bad step itself shows it")
         known = pro("proves", value("known-bug", self.name), "a known bug fits")
         return (*self.clues, *([replayed] if self.replayed else ()), known)
 

@@ -25,9 +25,13 @@ Test = Callable[[Evidence], tuple[Fact, ...]]
 Weight = Literal["faint", "hints", "suggests", "points", "names", "proves", "replayed"]
 WEIGHTS: Mapping[Weight, float] = {
     "faint": 0.1,  # enough to be named among the possible, too little to move anything
-    "hints": 0.5, "suggests": 1.0, "points": 2.0, "names": 3.0, "proves": 5.0,
+    "hints": 0.5,
+    "suggests": 1.0,
+    "points": 2.0,
+    "names": 3.0,
+    "proves": 5.0,
     "replayed": 8.0,  # what a replay of the bad step showed outranks any statistics
-}  # fmt: skip
+}
 MOST_CITED = 4
 
 
@@ -50,8 +54,8 @@ class Clue:
         telling = [f for f in facts if f.said != self.says and f.name != "onset" and (f.words or f.value is not True)]
         if telling:
             first = {f.name: f for f in reversed(telling)}  # several logs show one flag: the first is enough
-            told = [str(f) for f in telling if first[f.name] is f or not isinstance(f.value, bool)]
-            return f"{self.says}: {'; '.join(dict.fromkeys(told[:MOST_CITED]))}"
+            told = {f.said: f for f in reversed(telling) if first[f.name] is f or not isinstance(f.value, bool)}
+            return f"{self.says}: {'; '.join(map(str, [*reversed(told.values())][:MOST_CITED]))}"
         places = dict.fromkeys(f.where for f in facts if f.where)
         return f"{self.says} ({', '.join(places)})" if places else self.says
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.hardening import harden
+from ..config.project import Project, root_of
 from ..errors import NanproofError
 from ..linting import lint
 from .evidence import Fact
@@ -30,14 +31,27 @@ from .sources.typed import scripts
 if TYPE_CHECKING:
     from .run import Run
 
-HARDENED = ("fp16-overflow", "double-fp16", "lr-too-high", "warmup", "loss-scale-collapse", "optimizer-eps-beta",
-            "logger-masks-nan", "amp-misuse", "arch-instability", "distributed-desync")  # fmt: skip
+HARDENED = (
+    "fp16-overflow",
+    "double-fp16",
+    "lr-too-high",
+    "warmup",
+    "loss-scale-collapse",
+    "optimizer-eps-beta",
+    "logger-masks-nan",
+    "amp-misuse",
+    "arch-instability",
+    "distributed-desync",
+)
 """Causes that a change of the config can repair."""
 FROM_DATA = ("bad-data", "empty-target-mean", "label-out-of-range", "ctc-infeasible", "data-distribution-spike")
 FROM_CHECKPOINTS = (
-    "corrupted-checkpoint", "scheduler-state-on-resume", "uninitialised-params", "loss-scale-collapse",
+    "corrupted-checkpoint",
+    "scheduler-state-on-resume",
+    "uninitialised-params",
+    "loss-scale-collapse",
     "data-distribution-spike",
-)  # fmt: skip
+)
 MOST = 3
 
 
@@ -45,10 +59,15 @@ class Commands:
     """Builds commands for one run, relative to the current directory."""
 
     def __init__(
-        self, run: Run | None, paths: Iterable[str | os.PathLike[str]] = (), *,
-        stated: Mapping[str, object] | None = None, described: str | os.PathLike[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run: Run | None,
+        paths: Iterable[str | os.PathLike[str]] = (),
+        *,
+        stated: Mapping[str, object] | None = None,
+        described: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._run = run
+        self._projects: dict[Path, Project] = {}
         self._given = [_path(p) for p in paths]
         self._given += [f"--evidence {_path(described)}"] if described is not None else []
         self._given += [f"--fact {shlex.quote(f'{name}={value}')}" for name, value in (stated or {}).items()]
@@ -70,7 +89,8 @@ class Commands:
 
     def ask(self, fact: str, answers: Iterable[str]) -> tuple[str, ...]:
         """What answers a question: the guarded run, which finds out by itself, or the user, with one of these."""
-        if guarded := self.guard():
+        was_guarded = self._run is not None and bool(self._run.places.incidents)  # it has said what it knows
+        if not was_guarded and (guarded := self.guard()):
             return (guarded,)
         return tuple(" ".join(["nanproof diagnose", *self._given, f"--fact {fact}={a}"]) for a in answers)
 
@@ -119,13 +139,21 @@ class Commands:
         for path in dict.fromkeys([*tried, *self._run.places.code[:20]]):
             for facts in ([{"cause": cause, "gpu": gpu}] if gpu else []) + [{"cause": cause}]:
                 try:
-                    changed = bool(harden(path, facts=facts).changes)
+                    changed = bool(harden(path, facts=facts, project=self._around(path)).changes)
                 except (NanproofError, OSError, ValueError):
                     continue
                 if changed:
                     words = [f"--fact {shlex.quote(f'{k}={v}')}" for k, v in facts.items()]
                     yield " ".join(["nanproof harden", _path(path), *words])
                     return
+
+    def _around(self, config: str | Path) -> Project:
+        """The project of a config, read once for all that are tried."""
+        root = root_of(Path(config))
+        if root not in self._projects:
+            assert self._run is not None
+            self._projects[root] = Project.around(Path(config), self._run.project.codes)
+        return self._projects[root]
 
     def _launches(self) -> Iterator[tuple[Path, list[str]]]:
         """Scripts with the arguments that they were started with, then training scripts without any."""
@@ -167,8 +195,28 @@ def _can_start(script: Path, arguments: list[str]) -> bool:
     return all(f.exists() for f in files) and all(_importable(module, script.parent) for module in _modules(tree))
 
 
-_FILES = frozenset({".csv", ".tsv", ".npy", ".npz", ".json", ".jsonl", ".pt", ".pth", ".ckpt", ".pkl", ".yaml", ".yml",
-                    ".txt", ".parquet", ".h5", ".toml", ".bin", ".safetensors"})  # fmt: skip
+_FILES = frozenset(
+    {
+        ".csv",
+        ".tsv",
+        ".npy",
+        ".npz",
+        ".json",
+        ".jsonl",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".pkl",
+        ".yaml",
+        ".yml",
+        ".txt",
+        ".parquet",
+        ".h5",
+        ".toml",
+        ".bin",
+        ".safetensors",
+    }
+)
 
 
 def _files(tree: ast.AST) -> Iterator[Path]:

@@ -25,9 +25,15 @@ def read_rows(rows: Sequence[Row], *, where: str, whole: bool = False) -> Iterat
     """The flags that the numbers show. ``whole``: the rows are all of the run, from its first step on."""
     rows = rows[:MAX_ROWS]
     found = [
-        *_nonfinite(rows, whole), *_zeros(rows), *_growth(rows), *_spike(rows), *_scale(rows), *_rate(rows),
-        *_bounds(rows), *_components(rows),
-    ]  # fmt: skip
+        *_nonfinite(rows, whole),
+        *_zeros(rows),
+        *_growth(rows),
+        *_spike(rows),
+        *_scale(rows),
+        *_rate(rows),
+        *_bounds(rows),
+        *_components(rows),
+    ]
     for name, words in found:
         yield Fact(name=name, where=where, words=words)
 

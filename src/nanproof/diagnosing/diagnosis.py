@@ -10,7 +10,7 @@ from ..cards import card
 from ..records import to_json
 from .bugs import find_bugs
 from .engine import Confidence, Ranked, excluded, rank
-from .evidence import Evidence
+from .evidence import Evidence, Fact
 from .questions import Question, best_questions
 from .vocabulary import BREAKS, FLAGS
 
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
 
 SHOWN = 8
 Verdict = Literal["broken", "healthy", "unknown"]
-_SYMPTOMS = ("onset", "about", "mechanism", "bad-leaf", "origin", "known-bug", "checkpoint-nonfinite", "xid-error",
-             "lr-in-force")  # fmt: skip
+_SYMPTOMS = (
+    "onset",
+    "mechanism",
+    "bad-leaf",
+    "origin",
+    "known-bug",
+    "checkpoint-nonfinite",
+    "xid-error",
+    "lr-in-force",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +99,8 @@ class Diagnosis:
     excluded: Mapping[str, str] = field(default_factory=dict)
     checklist: tuple[Looked, ...] = ()
     notes: tuple[str, ...] = ()
+    ended: str = ""
+    """What ended the run from outside, such as a lack of memory or a time limit."""
     commands: tuple[str, ...] = ()
     """Every command that the text shows, in its order."""
     tables: Mapping[str, str] = field(default_factory=dict)
@@ -134,32 +144,49 @@ def conclude(evidence: Evidence, *, commands: Commands | None = None, **rest: An
         return Diagnosis(**rest)
     ranked = rank(evidence)
     shown = [r for r in ranked if r.supported][:SHOWN]
-    broke = any(f.value is not False and f.name in (*FLAGS, *BREAKS, *_SYMPTOMS) for f in evidence)
+    broke = any(_is_symptom(f) for f in evidence)
     suspects = tuple(_suspect(r, evidence, build, broke) for r in shown)
     healthy = bool(suspects) and suspects[0].harmless and suspects[0].confidence != "possible"
     sure = bool(suspects) and suspects[0].confidence == "strong"
-    asked = () if sure or healthy else best_questions(evidence, ranked, limit=1)
+    fine = not broke and bool(evidence.named("ended-outside"))  # nothing went wrong that a question could explain
+    asked = () if sure or healthy or fine else best_questions(evidence, ranked, limit=1)
     missing = tuple(_missing(q, build) for q in asked)
     first = next((s for s in suspects if broke or healthy or not s.harmless), None)
+    ended = next((f"{f.words} ({f.where})" for f in evidence.named("ended-outside")), "")
     printed = [*(first.commands if first is not None else ()), *(c for m in missing for c in m.commands)]
     return Diagnosis(
         causes=suspects,
         verdict="healthy" if healthy else "broken" if broke else "unknown",
         missing=missing,
+        ended=ended,
         excluded=excluded(evidence),
         commands=tuple(dict.fromkeys(printed)),
         **rest,
     )
 
 
+def _is_symptom(fact: Fact) -> bool:
+    """Whether a fact says that something went wrong; what a log is about, or that its loss is finite, does not."""
+    if fact.name == "about":
+        return fact.weak or fact.where == "--fact"
+    return fact.value is not False and fact.name in (*FLAGS, *BREAKS, *_SYMPTOMS) and fact.name != "loss-finite"
+
+
 def _suspect(ranked: Ranked, evidence: Evidence, commands: Commands, broke: bool) -> Suspect:
     cause = ranked.cause
     facts = [f for clue, found in ranked.speaking if clue.weight > 0 for f in found]
     return Suspect(
-        name=cause.name, title=cause.title, confidence=ranked.confidence if broke else "possible",
-        evidence=ranked.evidence, against=ranked.against, fix=cause.remedy(evidence), verify=cause.verify,
-        commands=commands.for_cause(cause.name, facts), share=round(ranked.share, 4), harmless=cause.harmless,
-    )  # fmt: skip
+        name=cause.name,
+        title=cause.title,
+        confidence=ranked.confidence if broke or cause.harmless else "possible",
+        evidence=ranked.evidence,
+        against=ranked.against,
+        fix=cause.remedy(evidence),
+        verify=cause.verify,
+        commands=commands.for_cause(cause.name, facts),
+        share=round(ranked.share, 4),
+        harmless=cause.harmless,
+    )
 
 
 def _missing(question: Question, commands: Commands) -> Missing:

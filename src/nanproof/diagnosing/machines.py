@@ -29,7 +29,7 @@ _FAMILIES = (
     ("pascal", r"\bp100|\bp40\b|gtx ?10\d0|\b10[5-8]0( ?ti)?\b|titan x|pascal|\bk80\b|maxwell|gtx ?9\d0"),
     ("other-cpu", r"s390x|ppc64|aarch64|\barm\b|risc-?v|power ?[89]"),
     ("cpu", r"\bcpu\b"),
-)  # fmt: skip
+)
 WITHOUT_BF16 = {"turing-16xx", "turing", "volta", "pascal"}
 _NODES = re.compile(r"(\d+) ?(?:x )?(?:nodes|machines|hosts|servers)|multi-?\s?node|(\d+) ?[x×] ?8 ", re.IGNORECASE)
 _PER_NODE = re.compile(r"nodes? ?[x×] ?(\d+)|(?:\d+) ?[x×] ?(8) ", re.IGNORECASE)

@@ -6,13 +6,14 @@ import ast
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ..checkpoint.config import differences
 from ..checkpoint.report import ScanReport
 from ..config.launch import read_launch
+from ..config.project import Project
 from ..config.value import Value
 from ..logs import Series
 from ..logs.readers.notebook import read_notebook
@@ -39,7 +40,7 @@ from .sources.in_force import (
     read_python,
     read_settings,
     read_versions_in,
-)  # fmt: skip
+)
 from .sources.incidents import read_incidents
 from .sources.logs import rate_in_force, read_logs
 from .sources.part import Part, join, name_in, shorten
@@ -49,6 +50,8 @@ from .useless import find_useless
 
 T = TypeVar("T")
 MAX_CODE = 300
+Tree = tuple[str, ast.AST, str]
+"""A file of code: its name, what was parsed, and its text."""
 _MILESTONES = ("milestones", "lr_steps", "lr_milestones", "decay_steps")
 
 
@@ -62,6 +65,8 @@ class Run:
     configs: tuple[Config, ...] = ()
     series: tuple[Series, ...] = ()
     reports: tuple[ScanReport, ...] = ()
+    project: Project = field(default_factory=Project)
+    """The code, parsed, if there is a config that it may read."""
 
 
 def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
@@ -79,6 +84,7 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
             failed.append(Looked(mark="✗", what=what, found=words))
             return default
 
+    trees = list(_trees(places))
     nothing = Part()
     no_configs: list[Config] = []
     no_facts: list[Fact] = []
@@ -95,26 +101,41 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
     incidents = attempt("incident", nothing, lambda: read_incidents(places.incidents, root))
     header = attempt("log", no_facts, lambda: list(_versions(places)))
     empty = InForce.of(())
-    force = attempt("settings", empty, lambda: InForce.of(_settings(places, configs, series, environment)))
+    force = attempt("settings", empty, lambda: InForce.of(_settings(places, trees, configs, series, environment)))
     card = force.get("gpu")
     gpu = gpu or _gpu(environment, incidents) or (str(card.value) if card is not None else "")
-    settings = attempt("config", nothing, lambda: read_configs(
-        configs, places.code, root, gpu=gpu, parameters=_parameters(reports), facts=_known_of_checkpoint(reports)
-    ))  # fmt: skip
+    project = attempt("code", Project(), lambda: Project.read(*places.code) if configs else Project())
+    settings = attempt(
+        "config",
+        nothing,
+        lambda: read_configs(
+            configs, project, root, gpu=gpu, parameters=_parameters(reports), facts=_known_of_checkpoint(reports)
+        ),
+    )
     force = _decided(settings, force)
     settings = _without(settings, force)
     code = attempt("code", nothing, lambda: read_code([*places.code, *places.notebooks], root))
-    signs = attempt("code", no_facts, lambda: list(_signs(places)))
+    signs = attempt("code", no_facts, lambda: list(_signs(trees)))
     data = attempt("data", nothing, lambda: read_data(places.data, root))
     resumed = any(f.name == "resumed" for p in (logs, settings) for f in p.facts)
     rates = attempt("log", no_facts, lambda: compare_rates(configs, series, reports, root, resumed=resumed))
+    if resumed and not any(f.name.startswith("lr-") for f in rates):
+        rates += attempt("log", no_facts, lambda: list(_overridden(force)))
     useless = attempt("log", nothing, lambda: find_useless(series, root))
     looked = Part(looked=(*failed, *_absent(places, configs)), notes=places.notes)
-    unscaled = attempt("code", no_facts, lambda: list(_unscaled(places, force)))
+    unscaled = attempt("code", no_facts, lambda: list(_unscaled(trees, force)))
     facts = [*_ordered(force, signs), *header, *signs, *rates, *unscaled]
     compared = Part(facts=tuple(facts))
     parts = join(logs, incidents, checkpoints, settings, code, environment, data, compared, useless, looked)
-    return Run(places=places, part=parts, in_force=force, configs=tuple(configs), series=series, reports=reports)
+    return Run(
+        places=places,
+        part=parts,
+        in_force=force,
+        configs=tuple(configs),
+        series=series,
+        reports=reports,
+        project=project,
+    )
 
 
 def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
@@ -128,16 +149,17 @@ def _ordered(force: InForce, signs: Sequence[Fact]) -> Iterator[Fact]:
 _CTC = re.compile(
     r"(?i)\b(?:criterion|loss(?:_?(?:fn|type|name))?|objective)\W{1,4}\w*ctc\w*|\bctc_?loss\b|\bCTCCriterion"
 )
+_CASTS = re.compile(r"autocast|\bhalf\(\)|(?<![a-z])amp(?![a-z])|GradScaler|float16|(?<![a-z])[bf]p?16(?!\d)")
 _SCALES = re.compile(r"(?i)scaler|accelerat|deepspeed|lightning|\bTrainer\b|apex")
 
 
-def _unscaled(places: Places, force: InForce) -> Iterator[Fact]:
+def _unscaled(trees: Sequence[Tree], force: InForce) -> Iterator[Fact]:
     """A loop under fp16 autocast that never scales its loss; the dtype may come from a config."""
     precision = force.get("precision")
     if precision is None or not str(precision.value).startswith("fp16"):
         return
-    loops = [(name, text) for name, _, text in _trees(places) if ".backward(" in text and "autocast" in text]
-    if loops and not any(_SCALES.search(text) for _, _, text in _trees(places)):
+    loops = [(name, text) for name, _, text in trees if ".backward(" in text and "autocast" in text]
+    if loops and not any(_SCALES.search(text) for _, _, text in trees):
         words = f"fp16 ({precision.where}) under autocast, and no GradScaler in the code"
         yield Fact(name="no-scaler", where=loops[0][0], words=words)
 
@@ -160,7 +182,7 @@ def _without(part: Part, force: InForce) -> Part:
 
 
 def _settings(
-    places: Places, configs: Sequence[Config], series: Sequence[Series], environment: Part
+    places: Places, trees: Sequence[Tree], configs: Sequence[Config], series: Sequence[Series], environment: Part
 ) -> Iterator[Setting]:
     root = places.root
     logged = rate_in_force(series, root)
@@ -189,14 +211,25 @@ def _settings(
             yield Setting(concept="gpu", value=str(fact.value), where=fact.where, rank=LOG)
         if fact.name == "version-torch":
             yield Setting(concept="torch", value=str(fact.value), where=fact.where, rank=CONFIG)
-    trains = casts = False
-    for name, tree, text in _trees(places):
-        yield from read_python(tree, name)
-        found = list(_autocasts(tree, name))
-        yield from found
-        casts = casts or bool(found) or "half()" in text or "amp" in text
-        trains = trains or (".backward(" in text and ".step(" in text)
-    if trains and not casts:
+    yield from _of_code(trees)
+
+
+def _of_code(trees: Sequence[Tree]) -> Iterator[Setting]:
+    """What the code sets; nothing that several scripts set differently, since nobody knows which of them ran."""
+    found: list[tuple[bool, Setting]] = []
+    casts = False
+    for name, tree, text in trees:
+        trains = ".backward(" in text and ".step(" in text
+        own = [*read_python(tree, name), *_autocasts(tree, name)]
+        found += [(trains, setting) for setting in own]
+        casts = casts or _CASTS.search(text) is not None
+    told: dict[str, dict[str, set[str]]] = {}
+    for trains, setting in found:
+        if trains:
+            told.setdefault(setting.concept, {}).setdefault(setting.where.partition(":")[0], set()).add(setting.shown)
+    apart = {concept for concept, of in told.items() if len({frozenset(shown) for shown in of.values()}) > 1}
+    yield from (setting for trains, setting in found if not trains or setting.concept not in apart)
+    if not casts and any(".backward(" in text and ".step(" in text for _, _, text in trees):
         yield Setting(concept="precision", value="fp32", where="code", rank=9)
 
 
@@ -219,7 +252,7 @@ def _autocasts(tree: ast.AST, name: str) -> Iterator[Setting]:
             yield Setting(concept="precision", value="fp16", where=where, rank=CODE)
 
 
-def _trees(places: Places) -> Iterator[tuple[str, ast.AST, str]]:
+def _trees(places: Places) -> Iterator[Tree]:
     for path in sorted([*places.code, *places.notebooks])[:MAX_CODE]:
         try:
             notebook = path.suffix == ".ipynb"
@@ -232,9 +265,9 @@ def _trees(places: Places) -> Iterator[tuple[str, ast.AST, str]]:
         yield name_in(places.root, path), tree, text
 
 
-def _signs(places: Places) -> Iterator[Fact]:
-    found = [fact for name, tree, text in _trees(places) for fact in signs_of(tree, text, name)]
-    empty = any("to_empty(" in text or "init_empty_weights" in text for _, _, text in _trees(places))
+def _signs(trees: Sequence[Tree]) -> Iterator[Fact]:
+    found = [fact for name, tree, text in trees for fact in signs_of(tree, text, name)]
+    empty = any("to_empty(" in text or "init_empty_weights" in text for _, _, text in trees)
     for fact in found:
         if fact.name == "left-out-of-init":  # matters only where memory is all that a parameter starts from
             yield from [Fact(name="raw-parameters", where=fact.where, words=fact.words)] if empty else []
@@ -265,8 +298,8 @@ def _began(series: Sequence[Series]) -> Began | None:
 
 
 def _broke_at(series: Sequence[Series]) -> int | None:
-    """The first step with a bad loss or gradient, in the newest log that shows one."""
-    for one in series:
+    """The first step with a bad loss or gradient, in the newest log that shows one; rows are no steps."""
+    for one in (s for s in series if s.unit != "row"):
         wrong = timeline(one).of("nonfinite", "hidden-nan")
         if wrong:
             return min(m.step for m in wrong)
@@ -281,10 +314,12 @@ def _runs(places: Places) -> list[Path]:
 def _absent(places: Places, configs: Sequence[Config]) -> list[Looked]:
     """What there was none of: unknown is not clean."""
     kinds = (
-        ("log", places.logs), ("config", configs), ("checkpoint", places.checkpoints),
+        ("log", places.logs),
+        ("config", configs),
+        ("checkpoint", places.checkpoints),
         ("code", [*places.code, *places.notebooks]),
         ("environment", places.environment),
-    )  # fmt: skip
+    )
     return [Looked(mark="✗", what=what, found="none found") for what, found in kinds if not found]
 
 
@@ -316,9 +351,13 @@ def _known_of_checkpoint(reports: Sequence[ScanReport]) -> dict[str, object]:
 
 
 def compare_rates(
-    configs: Sequence[Config], series: Sequence[Series], reports: Sequence[ScanReport], root: Path, *,
+    configs: Sequence[Config],
+    series: Sequence[Series],
+    reports: Sequence[ScanReport],
+    root: Path,
+    *,
     resumed: bool = False,
-) -> list[Fact]:  # fmt: skip
+) -> list[Fact]:
     """The learning rate in the log, in the checkpoints and in the config.
 
     A schedule never goes above the configured rate, so a higher one in the log was not configured. What a checkpoint
@@ -345,6 +384,15 @@ def compare_rates(
         found = restored_rate(report) or 0.0
         facts.append(Fact(name="lr-in-checkpoint", value=found, where=place, words=f"{place}: {_restores(report)}"))
     return facts
+
+
+def _overridden(force: InForce) -> Iterator[Fact]:
+    """A resumed run that prints another rate than its command line asks for."""
+    told = {s.rank: s for s in reversed(force.settings) if s.concept == "lr" and isinstance(s.value, float)}
+    printed, asked = told.get(LOG), told.get(COMMAND)
+    if printed is not None and asked is not None and float(printed.value) > 1.05 * float(asked.value) > 0:
+        words = f"lr {printed.shown} ({printed.where}); the command line asks for {asked.shown} ({asked.where})"
+        yield Fact(name="lr-in-force", value=float(printed.value), where=printed.where, words=words)
 
 
 def _off_schedule(configs: Sequence[Config], series: Sequence[Series], base: float, root: Path) -> Iterator[Fact]:
@@ -395,8 +443,11 @@ def _short(value: Value, root: Path) -> str:
 def _restores(report: ScanReport) -> str:
     told = report.settings
     named = (
-        ("scheduler.base_lrs", told.base_lr), ("max_lr", told.max_lr), ("initial_lr", told.initial_lr), ("lr", told.lr)
-    )  # fmt: skip
+        ("scheduler.base_lrs", told.base_lr),
+        ("max_lr", told.max_lr),
+        ("initial_lr", told.initial_lr),
+        ("lr", told.lr),
+    )
     return ", ".join([f"{label} = {value:g}" for label, value in named if value is not None][:2])
 
 

@@ -19,15 +19,29 @@ IN_SOME_BATCHES = either(
     onset("data-dependent", "intermittent", "data-length-dependent"), flag("intermittent-nan", "same-epoch-every-run")
 )
 HIDDEN_NAN = flag("loss-zero-grad-nan")
+TURNED_NAN = flag("loss-nan", "loss-zero-grad-nan")
 BAD_GRADIENT = flag("grad-nan", "grad-nan-loss-finite", "grad-nan-loss-finite-first")
 BACK_TO_NORMAL = flag("recovers", "slow-recovery", "loss-scale-halving-at-start", "loss-scale-halving-sparse")
 RESUMED = either(onset("after-resume", "early-after-restart"), flag("spike-at-each-resume", "resumed"))
 SPIKES = flag("irregular-spikes", "spike-then-plateau", "spikes-that-stop-recovering", "sudden-explosion", "recovers")
 BROKEN = flag(
-    "loss-nan", "late-nan", "loss-zero", "loss-turned-zero", "loss-zero-grad-nan", "loss-zero-grad-zero", "grad-nan",
-    "grad-nan-loss-finite", "grad-nan-loss-finite-first", "hard-error", "loss-ran-away", "intermittent-nan",
-    "nan-weights", "val-also-nan", "distribution-failed", "loss-scale-collapse",
-)  # fmt: skip
+    "loss-nan",
+    "late-nan",
+    "loss-zero",
+    "loss-turned-zero",
+    "loss-zero-grad-nan",
+    "loss-zero-grad-zero",
+    "grad-nan",
+    "grad-nan-loss-finite",
+    "grad-nan-loss-finite-first",
+    "hard-error",
+    "loss-ran-away",
+    "intermittent-nan",
+    "nan-weights",
+    "val-also-nan",
+    "distribution-failed",
+    "loss-scale-collapse",
+)
 GROWTH = flag("loss-explodes-before-nan", "loss-jump-before", "grad-explosion", "loss-ran-away", "slow-divergence")
 FROM_THE_START = flag("nan-from-first-row", "nan-before-first-update")
 SEVERAL_MACHINES = either(flag("several-nodes", "only-multi-gpu"), about("distributed"))

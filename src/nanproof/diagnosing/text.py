@@ -55,16 +55,21 @@ class _Page:
             yield from self._wrap(f"{'In force' if not i else '':<10}{row.setting:<10} {row.value}{clash}", 21)
 
     def story(self) -> Iterator[str]:
-        moments = self._d.timeline if self._full else self._d.timeline[:MOMENTS]
-        for i, moment in enumerate(moments):
+        moments, later = self._d.timeline[:MOMENTS], self._d.timeline[MOMENTS:]
+        warned = [m for m in later if m.what.startswith("early warning")]  # the log had it before the run broke
+        for i, moment in enumerate((*moments, *(later if self._full else warned[:1]))):
             head = "Log" if not i else ""
             yield from self._wrap(f"{head:<10}{plain(moment.when)}: {plain(moment.what)}", 12)
 
     def verdict(self) -> Iterator[str]:
         diagnosis = self._d
         causes = diagnosis.causes
+        if diagnosis.verdict != "broken" and diagnosis.ended:
+            yield from self._wrap(f"Ended from outside: {plain(diagnosis.ended)}", 2)
         if diagnosis.verdict == "healthy":
-            yield from self._suspect(causes[0], "No problem found", "healthy")
+            yield self._style(f"No problem found ({causes[0].name}, {causes[0].confidence})", "healthy")
+            yield from self._entry("evidence", causes[0].evidence if self._full else causes[0].evidence[:EVIDENCE])
+            yield from self._commands("run", causes[0].commands)
             return
         if diagnosis.verdict == "unknown":
             yield from self._wrap("Cannot tell: no log here shows that the run broke, nor that it is healthy.", 2)
@@ -118,9 +123,14 @@ class _Page:
 
     def _wrap(self, text: str, indent: int) -> Iterator[str]:
         yield from textwrap.wrap(
-            text, self._width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
-            drop_whitespace=True, replace_whitespace=False,
-        )  # fmt: skip
+            text,
+            self._width,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+        )
 
 
 def as_markdown(diagnosis: Diagnosis) -> str:

@@ -11,13 +11,32 @@ from torch import Tensor
 from .training import Training
 
 # what an optimizer group is configured with; a schedule moves lr itself
-_OPTIONS = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "max_lr", "min_lr",
-            "max_momentum", "base_momentum")  # fmt: skip
+_OPTIONS = (
+    "lr",
+    "initial_lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "momentum",
+    "max_lr",
+    "min_lr",
+    "max_momentum",
+    "base_momentum",
+)
 # what a scheduler counts while it runs, as opposed to what it was configured with
 _RUNNING = {
-    "last_epoch", "_step_count", "_last_lr", "verbose", "_get_lr_called_within_step", "_is_initial", "best",
-    "num_bad_epochs", "cooldown_counter", "_schedulers", "T_cur",
-}  # fmt: skip
+    "last_epoch",
+    "_step_count",
+    "_last_lr",
+    "verbose",
+    "_get_lr_called_within_step",
+    "_is_initial",
+    "best",
+    "num_bad_epochs",
+    "cooldown_counter",
+    "_schedulers",
+    "T_cur",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from ..captured import CapturedState
 from ..locating import Location, locate
 from ..locating.sandbox import Sandbox
 from ..locating.update import Healthy, replayed_update
+from ..location import code_frame
 from ..losses import losses_of
 from ..records import Verdict
 from .ranks import Ranks
@@ -49,15 +50,18 @@ class AutoLocate:
         lockstep = ranks.any(ranks.sharded) and not ranks.alone
         if lockstep:
             culprit = _same_pass(step, verdict, culprit, ranks)
-        replay = _replay(culprit)
+        replay = _replay(culprit, alone=ranks.alone)
         if lockstep and ranks.any(replay is None):  # all replay their part of it, or none does
             return None
         kind = (verdict.kind, verdict.level, verdict.names[:1], verdict.origin)
         worth_it = replay is not None and kind not in self._settled and self._left > 0
         if not ranks.any(worth_it):  # every rank must come to the same answer here
-            return None
+            several = ranks.alone and replay is None and culprit is not None and culprit.closure is None
+            return culprit.capture.between(culprit.loss) if several and culprit is not None else None
         start = time.monotonic()
         found = self._try(replay, culprit, step.before, lockstep=lockstep) if replay else None
+        if not ranks.alone and not lockstep:
+            found = self._over_ranks(found, replay, step, verdict, culprit, ranks)
         self._left -= time.monotonic() - start
         reproduced = found is not None and found.reproduced
         place = (found.file, found.line, found.op) if found is not None else ("", 0, "")
@@ -66,10 +70,52 @@ class AutoLocate:
         if found is None or not reproduced:
             return None
         self._places.add(place)
-        state = found.leaf.startswith("parameter") or verdict.origin == "state"
+        state = found.leaf_kind == "parameter" or verdict.origin == "state"
         if state and older is not None and ranks.alone and culprit is not None and culprit.closure is not None:
             found = self._with_update(found, culprit, older)
         return dataclasses.replace(found, rank=None if ranks.alone else ranks.rank)
+
+    def _over_ranks(
+        self,
+        found: Location | None,
+        replay: Callable[[], Any] | None,
+        step: OpenStep,
+        verdict: Verdict,
+        culprit: Pass | None,
+        ranks: Ranks,
+    ) -> Location | None:
+        """What ranks that have replayed their own parts learn from each other."""
+        refused = found is not None and not found.reproduced and found.mechanism == "communication"
+        if not ranks.any(not refused):  # the step communicates by itself on every rank: all replay it together
+            found = self._try(replay, culprit, step.before, lockstep=True) if replay is not None else None
+            reduced = found is not None and found.reproduced and found.mechanism == "communication"
+            if not ranks.any(not reduced) and found is not None:
+                before = found.why.partition(":")[0].replace("this rank", "every rank")
+                found = dataclasses.replace(found, why=f"{before}: the reduction left the range of its dtype")
+            return found
+        same = found is not None and not found.reproduced and culprit is not None
+        if same and found is not None and culprit is not None and culprit.closure is not None:
+            same = culprit.loss is not None and found.loss == float(culprit.loss)
+        apart = ranks.ddp and verdict.level == "gradient" and len(step.passes) == 1
+        if ranks.any(not (apart and same)) or culprit is None:
+            return found
+        file, line, function = culprit.closure.written if culprit.closure is not None else culprit.capture.called
+        hooks = [getattr(hook, "__name__", "") for w in ranks.wrappers for hook, _ in getattr(w, "_comm_hooks", ())]
+        through = f" by {hooks[0]}" if hooks else ""
+        return Location(
+            reproduced=True,
+            phase="outside",
+            mechanism="communication",
+            op="all_reduce",
+            file=file,
+            line=line,
+            function=function,
+            code=tuple(code_frame(file, line)),
+            module="DistributedDataParallel",
+            verified=True,
+            why=f"the gradients of each of {ranks.world} ranks are finite, their reduction{through} is not: "
+            f"{', '.join(verdict.names[:3])}",
+        )
 
     def _try(
         self, replay: Callable[[], Any], culprit: Pass | None, before: CapturedState, *, lockstep: bool
@@ -91,8 +137,10 @@ class AutoLocate:
                 loss=float(culprit.loss) if culprit.closure is not None and culprit.loss is not None else None,
                 seconds=None if lockstep else self._left,
             )
-            if culprit.closure is None and not found.reproduced:
-                found = culprit.capture.between(culprit.loss) or found
+            if culprit.closure is None:  # the loss of that replay is not the loop's
+                found = dataclasses.replace(found, loss=None)
+                if not found.reproduced:
+                    found = culprit.capture.between(culprit.loss) or found
         except Exception as error:
             log.warning("nanproof: the bad step could not be located: %s: %s", type(error).__name__, error)
             return None
@@ -122,9 +170,10 @@ class AutoLocate:
             return found
         if not said:
             return found
-        return dataclasses.replace(
-            found, notes=(*found.notes, said), verified=True if proved and found.leaf else found.verified
-        )
+        found = dataclasses.replace(found, notes=(*found.notes, said))
+        if not proved or not found.leaf:
+            return found
+        return dataclasses.replace(found, verified=True, doubt="", replayed=True, written_by=type(optimizer).__name__)
 
 
 def _same_pass(step: OpenStep, verdict: Verdict, culprit: Pass | None, ranks: Ranks) -> Pass | None:
@@ -136,9 +185,9 @@ def _same_pass(step: OpenStep, verdict: Verdict, culprit: Pass | None, ranks: Ra
     return step.passes[number - 1] if 0 < number <= len(step.passes) else None
 
 
-def _replay(culprit: Pass | None) -> Callable[[], Any] | None:
+def _replay(culprit: Pass | None, *, alone: bool) -> Callable[[], Any] | None:
     if culprit is None:
         return None
     if culprit.closure is not None:
         return culprit.closure.again if culprit.closure.faithful else None
-    return culprit.capture.step()
+    return culprit.capture.step(alone=alone)

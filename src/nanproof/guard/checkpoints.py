@@ -108,9 +108,12 @@ class Checkpoints:
         facts += agreed
         drifts += apart
         audit = Audit(
-            path=str(target), update=state["guard"]["tally"]["updates"], facts=tuple(facts), drifts=tuple(drifts),
+            path=str(target),
+            update=state["guard"]["tally"]["updates"],
+            facts=tuple(facts),
+            drifts=tuple(drifts),
             learning_rate=self._training.learning_rate() if fresh_schedule else saved_lr(state, self._training),
-        )  # fmt: skip
+        )
         log.warning("nanproof: %s", audit)
         if drifts and not accept_drift:
             raise DriftError(

@@ -1,9 +1,9 @@
-"""Optimizer steps that evaluate their closure again at weights moved meanwhile (LBFGS, SAM): whole, or not at all."""
+"""Optimizer steps with a closure; those that evaluate it again at weights moved meanwhile (LBFGS, SAM) as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,15 @@ from .signals import total_norm
 from .snapshots import Snapshot
 from .training import Training, gradients_of
 
+if TYPE_CHECKING:
+    from .external import ExternalLoop
+
+Closure = Callable[[], Any]
+
+
+class _Veto(BaseException):
+    """Leaves an optimizer's step before it changes anything."""
+
 
 def may_evaluate_again(optimizer: Optimizer) -> bool:
     """Whether one step may run its closure more than once; torch's first-order optimizers never do.
@@ -25,6 +34,73 @@ def may_evaluate_again(optimizer: Optimizer) -> bool:
     (True, False)
     """
     return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim.")
+
+
+class ClosureSteps:
+    """Steps of an external loop that hand a closure to the optimizer: the verdict comes after its first run."""
+
+    def __init__(self, loop: ExternalLoop) -> None:
+        self._loop, self._context, self._engine = loop, loop.guard._context, loop.guard._engine
+        self._once: set[int] = set()
+        """Optimizers that have evaluated their closure just once in their last step."""
+
+    def step(self, optimizer: Optimizer, carry_out: Callable[..., Any], closure: Closure) -> Any:
+        """Carry a step out, or leave it; one that evaluates again is judged by what it leaves behind, too."""
+        loop, returned = self._loop, list[Any]()
+        whole: ClosureStep | None = None
+        if may_evaluate_again(optimizer) and id(optimizer) not in self._once and loop.guard.open:
+            with self._context.surviving("copying the state before a step"):
+                whole = ClosureStep(loop.guard.training)
+
+        def judged() -> Any:
+            if not returned:
+                returned.append(closure())
+                if not loop.judge(optimizer):
+                    raise _Veto
+            else:
+                loop.passes.evaluating = True
+                try:
+                    returned.append(closure() if whole is None else whole.evaluate(closure))
+                finally:
+                    loop.passes.evaluating = False
+            return returned[-1]
+
+        try:
+            with self._engine.lowered(optimizer):
+                result = carry_out(judged)
+        except _Veto:
+            loop.left(optimizer)
+            return returned[0]
+        (self._once.add if len(returned) == 1 else self._once.discard)(id(optimizer))
+        if whole is not None and len(returned) > 1 and not self._accepts(optimizer, whole, closure):
+            loop.left(optimizer)
+            return returned[0]
+        loop._stepped(optimizer, done=True)
+        return result
+
+    def _accepts(self, optimizer: Optimizer, whole: ClosureStep, closure: Closure) -> bool:
+        """Whether what a step leaves behind is good; if not, its first bad evaluation is judged, and all is undone."""
+        loop, bad = self._loop, False
+        with self._context.surviving("looking at what a step leaves behind"):
+            bad = whole.went_bad(optimizer)
+        if not bad:
+            return True
+        observing, gone_back = self._context.policy.mode == "observe", False
+        with self._context.surviving("looking into a step that went bad on its way"):
+            come_back = whole.go_to_bad_point()
+            loop.drop_step()
+            if whole.is_finite(closure()) and loop.passes.step is not None:
+                name = type(optimizer).__name__
+                loop.passes.step.broken = f"{name} came to a point that was not finite; seen again, it is"
+            loop.judge(optimizer)
+            decision = loop.last_decision
+            gone_back = decision is not None and decision.action.kind in ("rollback", "restore")
+            if observing:
+                come_back()
+        if not observing and not gone_back:
+            with self._context.surviving("undoing a step"):
+                whole.undo()
+        return observing
 
 
 class ClosureStep:

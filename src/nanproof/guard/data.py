@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..tensors import is_finite, tensors_in
+from ..tensors import bytes_of, is_finite, tensors_in
 from .step import Pass
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class DataSource:
     def add(self, batch: Any, about: str) -> None:
         """A batch that somebody has handed out, in his words."""
         self._events += 1
-        size = sum(t.nbytes for _, t in tensors_in(batch))
+        size = sum(bytes_of(t) for _, t in tensors_in(batch))
         self._recent.append((size, Delivered(batch=batch, about=about)))
         while len(self._recent) > 2 and (len(self._recent) > KEPT or sum(s for s, _ in self._recent) > KEPT_BYTES):
             self._recent.popleft()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -97,7 +97,9 @@ class Rerun:
         """What kind of bad step this is; after "transient" the gradients are good and in place."""
         scaled = self._scaler is not None
         believable = all(c.faithful for c in self._closures)
-        with _BeforeReduction() as before:  # type: ignore[no-untyped-call]
+        before = _BeforeReduction()  # type: ignore[no-untyped-call]
+        # inside any dispatch mode compiled code runs eagerly, and its own failures would look transient
+        with before if self._lockstep else nullcontext():
             good = self._good(lambda: self._run(scaled=scaled))
         if self._ranks.any(self._refused):
             return None  # nothing can be learned from a step that no rank can run by itself
@@ -105,9 +107,8 @@ class Rerun:
         if not self._ranks.any(not good):
             if self._ranks.any(not believable or not self._reproduces()):
                 return None
-            if not self._ranks.alone and not self._lockstep:
-                self._run_together(scaled=scaled)
-            return "transient"
+            # where no rank's part is bad, the sum over ranks may be: a comm hook in half precision overflows again
+            return "transient" if self._good_together(scaled=scaled) else None
         if not self._ranks.alone:
             self.culprit = culprit
         if scaled and self._everywhere(lambda: self._run(scaled=False)):
@@ -123,13 +124,7 @@ class Rerun:
     def finite(self) -> bool:
         """Whether the step is good as things stand, on every rank; if so its gradients are in place."""
         scaled = self._scaler is not None
-        if not self._everywhere(lambda: self._run(scaled=scaled)):
-            return False
-        if self._ranks.alone or self._lockstep:
-            return True
-        self._run_together(scaled=scaled)
-        norm = float(total_norm([g for _, g in gradients_of(self._training.parameters)]))
-        return not self._ranks.any(not math.isfinite(norm))  # the sum over ranks may overflow where no part does
+        return self._everywhere(lambda: self._run(scaled=scaled)) and self._good_together(scaled=scaled)
 
     def loss(self) -> float:
         return math.fsum(self.losses) / max(len(self.losses), 1)
@@ -156,11 +151,15 @@ class Rerun:
             loss.backward(gradient=None if self._ranks.alone else carry(loss))
             self.losses.append(float(losses.total.detach()))  # host sync: incident path only
 
-    def _run_together(self, *, scaled: bool) -> None:
-        """Once more, with DDP's own reduction: every rank has found its part good."""
+    def _good_together(self, *, scaled: bool) -> bool:
+        """Whether the step is good with DDP's own reduction too, now that every rank has found its part good."""
+        if self._ranks.alone or self._lockstep:
+            return True
         self._before.restore()
         self._ranks.share_buffers_next()
         self._run(scaled=scaled, together=True)
+        norm = float(total_norm([g for _, g in gradients_of(self._training.parameters)]))
+        return not self._ranks.any(not math.isfinite(norm))
 
     def _good(
         self, run: Callable[[], None], *, from_here: bool = False, gradients: Callable[[], list[Tensor]] | None = None
@@ -225,10 +224,3 @@ def is_ordinary_overflow(
     if step.closures is not None and not step.local:
         return origin == "scale"
     return bool(reading.scale * step.scaler.get_backoff_factor() >= min_scale)
-
-
-def backed_off(scaler: Any, scale: float, floor: float) -> float:
-    """The scale after an ordinary overflow: lower, as GradScaler itself would, but not below the floor."""
-    lower: float = scale * scaler.get_backoff_factor()
-    scaler._growth_tracker.zero_()
-    return max(lower, min(scale, floor))

@@ -18,9 +18,7 @@ from ..tensors import facts_of, is_finite
 
 LOOKED_AT, LARGEST = 400, 1 << 26
 _OURS = str(Path(__file__).parents[1])
-_LIBRARIES = (
-    str(Path(torch.__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<frozen"
-)  # fmt: skip
+_LIBRARIES = (str(Path(torch.__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<frozen")
 
 
 def nonfinite_locals(error: BaseException) -> list[tuple[str, Tensor]]:
@@ -70,10 +68,15 @@ def where_raised(error: BaseException, bad: list[tuple[str, Tensor]]) -> Locatio
     frame, line = own[0]
     names = f"; {facts_of(*bad[0])}" if bad else ""
     return Location(
-        reproduced=False, phase="forward", op=type(error).__name__, file=frame.f_code.co_filename, line=line,
-        function=frame.f_code.co_name, why=f"{str(error)[:300] or 'raised here'}{names}",
+        reproduced=False,
+        phase="forward",
+        op=type(error).__name__,
+        file=frame.f_code.co_filename,
+        line=line,
+        function=frame.f_code.co_name,
+        why=f"{str(error)[:300] or 'raised here'}{names}",
         stack=tuple(f"{f.f_code.co_filename}:{n} {f.f_code.co_name}" for f, n in reversed([*frames, *_callers(error)])),
-    )  # fmt: skip
+    )
 
 
 def at_exception(found: Location | None, raised: Location | None) -> Location | None:

@@ -7,17 +7,19 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ..location import Location, call_name
-from ..tensors import device_kinds, is_finite, tensors_in
+from ..tensors import bytes_of, device_kinds, is_finite, tensors_in
 from .hooks import Hook
+from .loss_graph import LossGraph
 
 log = logging.getLogger("nanproof")
 _INNER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
@@ -33,12 +35,16 @@ class ForwardCapture:
         self._inputs: tuple[Any, Any] | None = None
         self._autocast: dict[str, torch.dtype] = {}
         self._several = False
+        self._calls: tuple[ForwardCapture, ...] = ()
         self._gradients: dict[int, Tensor] = {}
         self._outputs = 0
         self._hooks: list[weakref.ref[Hook]] = []
         """On its outputs; they live as long as the graph behind them."""
         self._backward: tuple[str, int, str] = ("", 0, "")
         self._node = ""
+        self._returned = 0
+        """Autograd's sequence number when the model had returned: younger nodes compute the loss."""
+        self._graph: LossGraph | None = None
         self.reached = False
         """Whether a backward pass came by."""
         self._outputs_were_good = False
@@ -61,6 +67,7 @@ class ForwardCapture:
 
     def after(self, module: nn.Module, output: Any) -> None:
         """It has run: the gradients of its outputs will come by here."""
+        self._returned = torch._C._autograd._get_sequence_nr()
         if module is not self._module or self._outputs:
             self._several = True  # several calls cannot be replayed as one
             return
@@ -82,16 +89,18 @@ class ForwardCapture:
         return any(hook() is not None for hook in self._hooks)
 
     @classmethod
-    def of_several(cls) -> ForwardCapture:
-        """Stands for several calls, which cannot be replayed as one."""
+    def of_several(cls, calls: Sequence[ForwardCapture]) -> ForwardCapture:
+        """Calls of one pass, in their order: each can be replayed by itself, up to the first that is bad."""
         found = cls()
-        found._several = True
+        found._several, found._calls = True, tuple(calls)
+        last = calls[-1]
+        found._backward, found._node, found._graph = last._backward, last._node, last._graph
         return found
 
     def _keep(self, i: int, gradient: Tensor | None) -> None:
         self.reached = True
         # an output that the loss leaves out gets none, as behind DDP with find_unused_parameters
-        if gradient is not None and gradient.nbytes <= KEPT_BYTES:
+        if gradient is not None and bytes_of(gradient) <= KEPT_BYTES:
             self._gradients[i] = gradient.detach()
 
     def _cannot_keep(self, error: Exception) -> None:
@@ -107,23 +116,24 @@ class ForwardCapture:
             self._backward = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         node = loss.grad_fn if isinstance(loss, Tensor) else None
         self._node = node.name() if node is not None else ""
+        self._graph = LossGraph(loss, max([self._returned, *(call._returned for call in self._calls)]))
 
-    def step(self, *, probe: bool = False) -> Callable[[], Tensor] | None:
+    def step(self, *, probe: bool = False, alone: bool = False) -> Callable[[], Tensor] | None:
         """The model's part of the step as a closure: its loss is linear in the outputs, with the same gradients.
 
         With ``probe`` an output whose gradient is not known, or bad, has a small one, so that a backward pass runs.
+        Several calls are replayed only ``alone``: ranks would stop at different ones, and wait for each other.
         """
+        if self._calls and alone and all(c._inputs is not None and not c._several for c in self._calls):
+            return self._one_by_one
         if self._module is None or self._inputs is None or self._outputs == 0 or self._several:
             return None
-        # compiled models are replayed eagerly
-        model, (args, kwargs) = getattr(self._module, "_orig_mod", self._module), self._inputs
-        autocast = dict(self._autocast)
+        # a repair is looked for in eager code; a location asks as well whether only compiled code fails
+        model = getattr(self._module, "_orig_mod", self._module) if probe else self._module
+        call = self._call(model)
 
         def play() -> Tensor:
-            with contextlib.ExitStack() as precision:  # loops open autocast around the model, not inside of it
-                for kind, dtype in autocast.items():
-                    precision.enter_context(torch.autocast(kind, dtype=dtype))
-                outputs = differentiable(model(*args, **kwargs))
+            outputs = differentiable(call())
             bad = [o for o in outputs if not is_finite(o)]
             self._outputs_were_good = not bad
             if bad:
@@ -136,37 +146,83 @@ class ForwardCapture:
 
         return play
 
+    def _one_by_one(self) -> Tensor:
+        """Several calls again, each with the inputs that it had: the first bad output, or nothing bad."""
+        self._outputs_were_good = False
+        outputs = [torch.zeros((), requires_grad=True)]
+        for call in self._calls:
+            assert call._module is not None
+            outputs = differentiable(call._call(call._module, detached=True)()) or outputs
+            if bad := [o for o in outputs if not is_finite(o)]:
+                return bad[0].sum()
+        self._outputs_were_good = True
+        return outputs[0].sum() * 0
+
     def forward_only(self) -> Callable[[], Tensor] | None:
         """The forward pass up to a bad output, on views of the parameters: hooks on their gradients stay silent."""
         if self._module is None or self._inputs is None or self._several:
             return None
-        module, (args, kwargs), autocast = self._module, self._inputs, dict(self._autocast)
-        views = {n: p.detach().requires_grad_(p.requires_grad) for n, p in module.named_parameters()}
+        views = {n: p.detach().requires_grad_(p.requires_grad) for n, p in self._module.named_parameters()}
+        call = self._call(functools.partial(_call_with, self._module, views))
 
         def play() -> Tensor:
-            with contextlib.ExitStack() as precision:
-                for kind, dtype in autocast.items():
-                    precision.enter_context(torch.autocast(kind, dtype=dtype))
-                outputs = differentiable(torch.func.functional_call(module, views, args, kwargs))
+            outputs = differentiable(call())
             bad = [o for o in outputs if not is_finite(o)]
             return bad[0].sum() if bad else outputs[0].sum() * 0
 
         return play
 
+    def _call(self, model: Callable[..., Any], *, detached: bool = False) -> Callable[[], Any]:
+        """The call of the model again, in the autocast regions that were around it: loops open them outside of it.
+
+        ``detached``: without the graphs behind its inputs, which a backward pass has used up.
+        """
+        assert self._inputs is not None
+        autocast = dict(self._autocast)
+        args, kwargs = tree_map_only(Tensor, Tensor.detach, self._inputs) if detached else self._inputs
+
+        def call() -> Any:
+            with contextlib.ExitStack() as precision:
+                for kind, dtype in autocast.items():
+                    precision.enter_context(torch.autocast(kind, dtype=dtype))
+                return model(*args, **kwargs)
+
+        return call
+
+    @property
+    def called(self) -> tuple[str, int, str]:
+        """The file, line and function that called backward."""
+        return self._backward
+
     def between(self, loss: Any) -> Location | None:
         """The culprit when the model's outputs were good, and the loss or the gradient that came back was not."""
-        came_back = all(is_finite(g) for g in self._gradients.values())
-        good = came_back and not (isinstance(loss, Tensor) and not is_finite(loss))
-        if not self._outputs_were_good or good:
+        # the loss first: on several ranks a bad one is sent back as NaN, whatever its gradient is
+        bad_loss = isinstance(loss, Tensor) and not is_finite(loss)
+        if not bad_loss and all(is_finite(g) for g in self._gradients.values()):
             return None
         file, line, function = self._backward
-        bad = "loss" if came_back else "gradient that came back"
-        op = call_name(self._node)
+        origin = self._graph.find(backward=not bad_loss) if self._graph is not None else None
+        if origin is None and not self._outputs_were_good:
+            return None
+        bad, last = "loss" if bad_loss else "gradient that came back", call_name(self._node)
+        why = f"the model's output is finite, the {bad} is not; the last operation of the loss is {last}"
         return Location(
-            reproduced=True, phase="forward" if came_back else "backward", op=op, file=file, line=line,
-            function=function, mechanism="loss-expression",
-            why=f"the model's output is finite, the {bad} is not; the last operation of the loss is {op}",
-        )  # fmt: skip
+            reproduced=True,
+            phase="forward" if bad_loss else "backward",
+            op=origin.op if origin is not None else last,
+            file=file,
+            line=line,
+            function=function,
+            mechanism=origin.mechanism if origin is not None else "loss-expression",
+            why=origin.why if origin is not None else why,
+            doubt="read from what autograd had saved of the loss, which cannot be replayed"
+            if origin is not None
+            else "",
+        )
+
+
+def _call_with(module: nn.Module, parameters: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    return torch.func.functional_call(module, parameters, args, kwargs)
 
 
 def autocast_in_force() -> dict[str, torch.dtype]:

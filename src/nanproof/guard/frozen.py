@@ -87,6 +87,12 @@ class FrozenClosure:
         """Whether the tensors that it saw still hold what they held."""
         return self._remembered and all(t._version == version for t, version in self._versions)
 
+    @property
+    def written(self) -> tuple[str, int, str]:
+        """The file, first line and name of its function."""
+        code = getattr(self._closure, "__code__", None)
+        return (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else ("", 0, "")
+
     def again(self) -> Any:
         """Run it with the variables and batches of its own turn; the loop's current ones come back after it."""
         now_cells = [(c, _content(c)) for c, _ in self._cells]

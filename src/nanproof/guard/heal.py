@@ -1,24 +1,25 @@
-"""Heal a run while it trains: the smallest module that must compute in float32, found and proved by replay.
+"""Heal a run while it trains: the smallest module that must compute otherwise, found and proved by replay.
 
     locate → open an island at the located module → locate again → grow it, or add another → until the step is finite
 
-A repair is used only after it was proved: the bad step is finite with it, forward and backward, and the last good
+What is wrong decides how the module computes from then on: in float32, eagerly, or with the math attention kernel. A
+repair is used only after it was proved: the bad step is finite with it, forward and backward, and the last good
 batches give the loss and the gradients that they give without it, within the rounding of the dtype.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import statistics
 import time
+import weakref
 from collections import deque
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.optim import Optimizer
 
 from .. import islands
 from ..captured import CapturedState
@@ -26,9 +27,11 @@ from ..errors import UsageError
 from ..islands.island import island_of
 from ..locating import Location
 from ..records import Repair
-from ..tensors import tensors_in
+from ..tensors import bytes_of, tensors_in
 from .heal_replay import GoodBatch, Replay, moved
-from .heal_search import Search, too_small
+from .heal_search import Search, repairable
+from .heal_text import Healing, in_words, told
+from .heal_update import repaired_eps, set_eps
 from .ranks import Ranks
 from .step import OpenStep
 from .training import Training
@@ -46,9 +49,11 @@ KEPT_BYTES = 64 << 20
 """Larger batches are not kept: the device's memory is the run's."""
 FALSE_ALARMS = 2
 """Bad outputs that no repair was found for; some models have infinite outputs on purpose."""
-DIVERGED_AFTER, BEYOND = 5, 3
+DIVERGED_AFTER, BEYOND = 3, 1
 """An island only keeps a run finite: so many losses in a row that are above all recent ones, by so many times their
-range, and the run has diverged."""
+range, and above what was usual before the island was opened, and the run has diverged."""
+QUIET = 5
+"""After such a loss, so many usual ones before a state is one to come back to."""
 LARGE_SHARE = 0.25
 MAX_SPREADS = 3
 _CURE = "islands keep it finite, they do not make it learn: look for the cause with nanproof cure"
@@ -58,27 +63,6 @@ LOSS_ROUNDINGS = 64
 """By how many roundings of the narrow dtype a good batch may differ; more where the model itself amplifies them."""
 AMPLIFIED = 4
 """By how many times what one rounding of the weights changes in a good batch a repair may change it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Healing:
-    """What a search has come to."""
-
-    repairs: tuple[Repair, ...]
-    opened: bool
-    committed: bool
-    """Whether the bad step was run again with the repair, and its gradients are in place."""
-    location: Location | None = None
-    """Where the step failed."""
-
-    @property
-    def reason(self) -> str:
-        names = ", ".join(r.name for r in self.repairs)
-        if self.committed:
-            return f"{names} in {self.repairs[0].dtype}: run again, the step is finite"
-        if self.opened:
-            return f"{names} in {self.repairs[0].dtype} from now on; this batch is left out"
-        return f"{names} in {self.repairs[0].dtype} would heal it"
 
 
 class Healer:
@@ -91,6 +75,8 @@ class Healer:
         self._good: deque[GoodBatch] = deque(maxlen=GOOD_BATCHES)
         self._failures = 0
         self._said: set[str] = set()
+        self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Optimizers whose eps was looked at."""
         self._spread = 0
         """How often islands were opened."""
         self._armed = training.device.type == "cpu"
@@ -104,6 +90,10 @@ class Healer:
         """Updates since then."""
         self._beyond = 0
         """Losses in a row that the run did not come near before."""
+        self._quiet = QUIET
+        """Losses in a row that were none of those."""
+        self.calm = True
+        """Whether the state in which the last island was opened is one to come back to, on every rank."""
         self.last_loss = math.nan
         self.diverged = False
         self._grown: dict[str, tuple[int, float]] = {}
@@ -137,7 +127,7 @@ class Healer:
             return
         one = step.passes[-1]
         given = [t for _, t in tensors_in(one.batch if one.inputs is None else one.inputs)]
-        if sum(t.nbytes for t in given) > KEPT_BYTES / GOOD_BATCHES or not step.before.taken:
+        if sum(bytes_of(t) for t in given) > KEPT_BYTES / GOOD_BATCHES or not step.before.taken:
             return
         if one.closure is not None and not one.closure.remember():
             return
@@ -167,6 +157,7 @@ class Healer:
         if healing.opened:
             self._take(healing.repairs)
             self._failures = 0
+            self.calm = not self._ranks.any(self._quiet < QUIET)  # losses differ, but all ranks go back to one state
         else:
             search.close()
             self._failures = FAILURES  # one offer is enough
@@ -174,6 +165,27 @@ class Healer:
             for line in told(healing, number):
                 log.warning("%s", line)
             self._warn(healing)
+        return healing
+
+    # --- an optimizer whose eps is 0 ---------------------------------------------------------------------------
+
+    def check_update(self, optimizer: Optimizer, number: int) -> Healing | None:
+        """Before the first update of an optimizer whose eps is 0 in its dtype: find one that repairs it."""
+        if self.mode == "off" or optimizer in self._checked:
+            return None
+        self._checked.add(optimizer)
+        if self._ranks.sharded and not self._ranks.alone:  # shards would choose different ones
+            return None
+        repair = repaired_eps(optimizer, number)
+        if repair is None:
+            return None
+        healing = Healing(repairs=(repair,), opened=self.mode == "open", committed=False)
+        if healing.opened:
+            set_eps([optimizer], repair)
+            self._take(healing.repairs)
+        if self._ranks.rank == 0:
+            for line in told(healing, number):
+                log.warning("%s", line)
         return healing
 
     def decline(self, location: Location) -> None:
@@ -198,7 +210,7 @@ class Healer:
     def _warn(self, healing: Healing) -> None:
         """Say when islands are not the cure."""
         self._spread += healing.opened
-        share = sum(i.share for i in islands.list(self._training.model))
+        share = sum(i.share for i in islands.list(self._training.model) if i.kind == "float32")
         if healing.opened and share > LARGE_SHARE:
             self._say_once("share", f"{share:.0%} of the parameters are in float32 islands now; {_CURE}")
         if self._spread > MAX_SPREADS:
@@ -214,18 +226,19 @@ class Healer:
         if differs is not None and differs > LOSS_ROUNDINGS * eps:
             rounded = min(self._compare(search, rounding=eps) or 0.0, 1.0)
             if differs > AMPLIFIED * rounded:
-                names = ", ".join(r.name for r in search.repairs(number, ""))
                 self._say_once(
                     "differs",
-                    f"{names} in float32 makes the step finite, but changes good batches by {differs:.2g}, more than"
-                    f" {search.dtype} rounds (its rounding of the weights: {rounded:.2g}); not opened",
+                    f"the step is finite if {in_words(search.repairs(number, ''))}, but good batches change by"
+                    f" {differs:.2g}, more than {search.dtype} rounds (its rounding of the weights: {rounded:.2g});"
+                    " not opened",
                 )
                 return None
         if self.mode == "open":
             islands.forget_compiled()
         if not search.run():
             self._say_once(
-                "unreal", f"with {search.names()} in float32 a traced replay is finite, the real step is not"
+                "unreal",
+                f"if {in_words(search.repairs(number, ''))} a traced replay is finite, but the real step is not",
             )
             return None
         compared = (
@@ -272,9 +285,11 @@ class Healer:
     def follow(self, number: int, loss: float) -> bool:
         """An update was made: look how the run goes on with its islands; whether it has just diverged."""
         self.last_loss = loss
-        self._beyond = self._beyond + 1 if loss > self.loss_limit else 0
-        if self.calm:
-            self._losses.append(loss)
+        if self._since or not self.repairs:  # the batch that opened an island says nothing about what comes after it
+            self._beyond = self._beyond + 1 if loss > self.loss_limit else 0
+            self._quiet = 0 if self._beyond else self._quiet + 1
+            if not self._beyond:
+                self._losses.append(loss)
         if not self.repairs:
             return False
         self._since += 1
@@ -293,22 +308,18 @@ class Healer:
         if not self.repairs or self._since >= JUDGED_AFTER or len(self._losses) < RECENT:
             return math.inf
         highest = max(self._losses)
-        return highest + BEYOND * (highest - min(self._losses))
-
-    @property
-    def calm(self) -> bool:
-        """Whether the last loss was none that only a diverging run has."""
-        return self._beyond == 0
+        limit = highest + BEYOND * (highest - min(self._losses))
+        return max(limit, self._before or 0.0)  # a run that has learned since may lose a little of it
 
     def settle(self, undone: int) -> None:
         """The run has gone back over so many updates; far back, or not at all, other losses are usual."""
-        self.diverged, self._beyond = False, 0
+        self.diverged, self._beyond, self._quiet = False, 0, QUIET
         if not 0 < undone <= RECENT:
             self._losses.clear()
 
     def _probe(self, on: bool, number: int = 0) -> None:
         model = self._training.model
-        for repair in [r for r in self.repairs if islands.place_in(r.path) is None]:
+        for repair in [r for r in self.repairs if r.kind == "float32" and islands.place_in(r.path) is None]:
             island = island_of(islands.find_module(model, repair.path))
             if island is None:
                 continue
@@ -339,13 +350,12 @@ class Healer:
                     f"; the largest value that leaves it went from {repair.largest:.3g} to {largest:.3g}"
                     f" (× {factor:.2g} per 100 steps)"
                 )
-            lines.append(f"{repair.name} computes in {repair.dtype} since step {repair.step:,}{grown}")
+            lines.append(f"{repair.name} {repair.does} since step {repair.step:,}{grown}")
         return lines
 
     def _take(self, repairs: tuple[Repair, ...]) -> None:
-        open_now = {i.path for i in islands.list(self._training.model)}
-        kept = [r for r in self.repairs if r.path in open_now]
-        self.repairs = [*(r for r in kept if r.path not in {n.path for n in repairs}), *repairs]
+        open_now = {(i.kind, i.path) for i in islands.list(self._training.model)} - {(r.kind, r.path) for r in repairs}
+        self.repairs = [*(r for r in self.repairs if r.kind == "eps" or (r.kind, r.path) in open_now), *repairs]
         self._before, self._since = statistics.median(self._losses) if self._losses else None, 0
 
     def _say_once(self, key: str, text: str) -> None:
@@ -364,52 +374,26 @@ class Healer:
         self.reopen([Repair.from_json(r) for r in state])
 
     def reopen(self, repairs: list[Repair]) -> None:
-        known = {r.path for r in self.repairs}
-        for repair in [r for r in repairs if r.path not in known]:
+        known = {(r.kind, r.path) for r in self.repairs}
+        for repair in [r for r in repairs if (r.kind, r.path) not in known]:
             if self.mode != "open":
                 log.warning(
-                    'nanproof: this run computed %s in %s; it does not now: pass heal="open" (nanproof run --heal)',
-                    repair.name,
-                    repair.dtype,
+                    'nanproof: in this run %s from step %s on; not now: pass heal="open" (nanproof run --heal)',
+                    in_words([repair]),
+                    f"{repair.step:,}",
                 )
                 continue
             try:
-                dtype = getattr(torch, repair.dtype)
-                islands.open_one(self._training.model, repair.path, dtype=dtype, heavy=repair.heavy)
+                if repair.kind == "eps":
+                    set_eps(self._training.optimizers, repair)
+                else:
+                    islands.open_one(self._training.model, repair.path, heavy=repair.heavy, kind=repair.kind)
             except UsageError as error:
-                log.warning("nanproof: the island of an earlier run was not opened: %s", error)
+                log.warning("nanproof: a repair of an earlier run was not made: %s", error)
                 continue
             self.repairs.append(repair)
-            log.warning("nanproof: %s computes in %s, as before", repair.name, repair.dtype)
+            log.warning("nanproof: %s, as before", in_words([repair]))
         islands.forget_compiled()
 
 
-def told(healing: Healing, number: int) -> list[str]:
-    """What was found, why, what it costs, what it does not do, and how to make it permanent."""
-    first, names = healing.repairs[0], ", ".join(r.name for r in healing.repairs)
-    place = healing.location
-    where = f"{place.op} at {place.place} " if place is not None and place.line else ""
-    share = sum(r.share for r in healing.repairs)
-    does = (
-        f"computes in {first.dtype} from step {number:,} on"
-        if healing.opened
-        else f"in {first.dtype} would have healed step {number:,}"
-    )
-    lines = [
-        f"nanproof: {names} {does} ({share:.0%} of the parameters): {where}left the range of {first.was}, {first.why}",
-        f"  proof: {first.proof}",
-        "  this removes the overflow, not the growth that led to it"
-        + (f": the largest value that leaves it is {first.largest:.3g}" if first.largest else ""),
-    ]
-    paths = ", ".join(json.dumps(r.path) for r in healing.repairs)
-    if healing.opened:
-        lines.append(f"  to make it permanent, also for evaluation: nanproof.islands.open(model, {paths})")
-    else:
-        lines.append(
-            '  nothing was changed; to open it: nanproof run --heal (Guard(heal="open")), or in the script'
-            f" nanproof.islands.open(model, {paths})"
-        )
-    return lines
-
-
-__all__ = ["DIVERGED_AFTER", "Heal", "Healer", "Healing", "told", "too_small"]
+__all__ = ["DIVERGED_AFTER", "Heal", "Healer", "Healing", "repairable"]

@@ -1,4 +1,4 @@
-"""The search for precision islands that make a bad step finite, replay by replay."""
+"""The search for modules that must compute in another way for a bad step to be finite, replay by replay."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -15,13 +16,15 @@ from ..islands.island import Island, island_of
 from ..islands.lines import LINES
 from ..islands.widen import is_narrower
 from ..locating import Location
-from ..records import Repair
+from ..records import Repair, RepairKind
 from .heal_replay import Replay
 from .ranks import Ranks
 from .training import Training
 
 TRIALS = 16
 """How many replays a search may take."""
+_FUSED_ATTENTION = "scaled_dot_product"
+"""What is in the name of each fused kernel; the math kernel is made of other operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,9 @@ class _Place:
     file: str = ""
     line: int = 0
     dtype: str = ""
-    """The dtype that was too small; empty when precision is not the reason."""
+    """The dtype in which it fails."""
+    kind: RepairKind | Literal[""] = ""
+    """What may repair it; empty when nothing here can."""
     op: str = ""
     why: str = ""
     raised: str = ""
@@ -47,7 +52,7 @@ class Search:
         self._training, self._ranks, self._replay, self.lockstep = training, ranks, replay, lockstep
         self.commits = not ranks.any(replay is None or not replay.commits)
         self._model = islands.unwrap(training.model)
-        self._islands: dict[str, Island] = {}
+        self._islands: dict[tuple[RepairKind, str], Island] = {}
         self._lines: list[str] = []
         self._replaced: list[Island] = []
         """Islands of earlier steps that a larger one has taken over."""
@@ -75,10 +80,10 @@ class Search:
                 leak = self._agree_path(self._leaking())
                 if leak is None:
                     return bool(self._islands or self._lines)
-                if not self._grow(leak):
+                if not self._grow("float32", leak):
                     return False
-            elif not place.dtype or not self._add(place):
-                if self._why or place.dtype:
+            elif not place.kind or not self._add(place):
+                if self._why or place.kind == "float32":
                     self.given_up = _no_island(place)
                 return False
         return False
@@ -108,14 +113,22 @@ class Search:
         if not found.reproduced:
             return _Place()
         return _Place(
-            bad=True, path=self._path(found.module), file=found.file, line=found.line, dtype=too_small(found),
-            op=found.op, why=found.why,
-        )  # fmt: skip
+            bad=True,
+            path=self._path(found.module),
+            file=found.file,
+            line=found.line,
+            dtype=found.outputs[0].dtype if found.outputs else "float32",
+            kind=repairable(found),
+            op=found.op,
+            why=found.why,
+        )
 
     def _path(self, name: str) -> str | None:
         """The path of a located module in the model without its wrappers."""
-        outer = {n or type(m).__name__: m for n, m in self._training.model.named_modules()}
-        module = outer.get(name) if name else None
+        named = {
+            n or type(m).__name__: m for n, m in (*self._model.named_modules(), *self._training.model.named_modules())
+        }
+        module = named.get(name) if name else None
         if module is None:
             return None
         return next((n for n, m in self._model.named_modules() if m is module), "")
@@ -142,45 +155,45 @@ class Search:
         """One more island for a located failure, or a larger one; False when there is none left to try."""
         self.dtype = self.dtype or place.dtype
         self._why = self._why or place.why
-        line = f"{place.file}:{place.line}" if place.line else ""
+        kind = place.kind or "float32"
+        line = f"{place.file}:{place.line}" if place.line and kind == "float32" else ""
         if not place.path and line and line not in self._lines:
             LINES.add(islands.place_in(line) or ("", 0), torch.float32)
             self._lines.append(line)
             return True
         path = place.path or ""
-        over = next((p for p in self._open_paths() if _covers(p, path)), None)
-        return self._grow(over) if over is not None else self._open(path)
+        over = next((p for p in self._open_paths(kind) if _covers(p, path)), None)
+        return self._grow(kind, over) if over is not None else self._open(kind, path)
 
-    def _grow(self, path: str) -> bool:
+    def _grow(self, kind: RepairKind, path: str) -> bool:
         """A light island becomes heavy, a heavy one its parent's."""
-        island = self._islands.get(path) or island_of(islands.find_module(self._model, path))
+        island = self._islands.get((kind, path)) or island_of(islands.find_module(self._model, path))
         if island is not None and not island.is_heavy:
-            return self._open(path, heavy=True)
+            return self._open(kind, path, heavy=True)
         if path == "":
             return False
-        return self._open(path.rpartition(".")[0])
+        return self._open(kind, path.rpartition(".")[0])
 
     def _grow_last(self) -> bool:
-        return bool(self._islands) and self._grow(next(reversed(self._islands)))
+        return bool(self._islands) and self._grow(*next(reversed(self._islands)))
 
-    def _open(self, path: str, *, heavy: bool = False) -> bool:
+    def _open(self, kind: RepairKind, path: str, *, heavy: bool = False) -> bool:
         module = islands.find_module(self._model, path)
         if isinstance(module, nn.ModuleList | nn.ModuleDict) and path:  # it has no forward of its own
-            return self._open(path.rpartition(".")[0])
-        for inner, taken in [(p, i) for p, i in self._islands.items() if _covers(path, p)]:
-            taken.close()
-            del self._islands[inner]
+            return self._open(kind, path.rpartition(".")[0])
+        for key in [(k, p) for k, p in self._islands if k == kind and _covers(path, p)]:
+            self._islands.pop(key).close()
         for m in module.modules():
             old = island_of(m)
-            if old is not None:
+            if old is not None and old.kind == kind:
                 old.close()
                 self._replaced.append(old)
-        self._islands[path] = island = Island(module, torch.float32, heavy=heavy)
+        self._islands[kind, path] = island = Island(module, torch.float32, heavy=heavy, kind=kind)
         island.open()
         return True
 
-    def _open_paths(self) -> list[str]:
-        return [n for n, m in self._model.named_modules() if island_of(m) is not None]
+    def _open_paths(self, kind: RepairKind) -> list[str]:
+        return [n for n, m in self._model.named_modules() if (i := island_of(m)) is not None and i.kind == kind]
 
     def _leaking(self) -> str | None:
         """An island whose result does not fit the weights' dtype.
@@ -190,7 +203,7 @@ class Search:
         """
         limits = [torch.finfo(p.dtype).max for p in self._model.parameters() if p.is_floating_point()]
         limit = min(limits, default=float("inf"))
-        return next((p for p, i in self._islands.items() if p and i.largest > limit), None)
+        return next((p for (_, p), i in self._islands.items() if p and i.largest > limit), None)
 
     # --- the repair ------------------------------------------------------------------------------------------
 
@@ -214,20 +227,24 @@ class Search:
             for place in places:
                 LINES.add(place, torch.float32)
 
-    def names(self) -> str:
-        return ", ".join(p or "the model" for p in (*self._islands, *self._lines))
-
     def repairs(self, number: int, proof: str) -> list[Repair]:
         total = max(1, sum(p.numel() for p in self._model.parameters()))
         found = [
             Repair(
-                path=path, dtype="float32", heavy=island.heavy, step=number, why=self._why, was=self.dtype, proof=proof,
-                share=sum(p.numel() for p in island.module.parameters()) / total, largest=island.largest,
+                path=path,
+                kind=kind,
+                heavy=island.heavy,
+                step=number,
+                why=self._why,
+                was=self.dtype,
+                proof=proof,
+                share=sum(p.numel() for p in island.module.parameters()) / total,
+                largest=island.largest,
             )
-            for path, island in self._islands.items()
-        ]  # fmt: skip
+            for (kind, path), island in self._islands.items()
+        ]
         found += [
-            Repair(path=line, dtype="float32", step=number, why=self._why, was=self.dtype, proof=proof)
+            Repair(path=line, kind="float32", step=number, why=self._why, was=self.dtype, proof=proof)
             for line in self._lines
         ]
         return found
@@ -250,6 +267,17 @@ def too_small(location: Location) -> str:
         return ""
     dtype = getattr(torch, location.outputs[0].dtype, None)
     return location.outputs[0].dtype if dtype is not None and is_narrower(dtype, torch.float32) else ""
+
+
+def repairable(location: Location) -> RepairKind | Literal[""]:
+    """What may repair a located failure while the run goes on; empty when nothing can."""
+    if too_small(location):
+        return "float32"
+    if location.mechanism == "compiled-only" and location.module:
+        return "eager"
+    if _FUSED_ATTENTION in location.op and location.mechanism in ("range-overflow", "invalid"):
+        return "math-attention"
+    return ""
 
 
 def _covers(outer: str, inner: str) -> bool:

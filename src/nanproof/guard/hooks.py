@@ -14,6 +14,7 @@ A guarded model may be copied (averaged weights begin as a copy) or pickled; the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,12 @@ class Hook:
 
 def _nothing(*_: Any) -> None:
     return None
+
+
+def anything_compiled() -> bool:
+    """Whether torch has compiled code in this process: it would be compiled again when hooks come and go."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import __version__
 from ..files import atomic_folder, make_folder, write_atomic
 from ..records import Incident, to_json
-from ..tensors import children
+from ..tensors import bytes_of, children
 
 FULL_BUNDLES = 20
 """How many incidents of a run keep their batch and states; later ones keep only the record."""
@@ -99,7 +99,7 @@ class IncidentFolder:
     ) -> bool:
         if not tensors:
             return name == "batch"
-        size = sum(t.nbytes for t in tensors.values())
+        size = sum(bytes_of(t) for t in tensors.values())
         if size > self._max_bytes:
             notes.append(f"{name} not kept: {size:,} bytes, more than the limit of {self._max_bytes:,}")
             return False

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..records import Level, Reading, Verdict
 from .window import Limits
@@ -57,34 +56,3 @@ def name_culprits(verdict: Verdict, bad: Sequence[str], norm: float, overflowed:
     if overflowed:
         return dataclasses.replace(verdict, kind="overflow", value=norm)
     return dataclasses.replace(verdict, names=tuple(bad))
-
-
-@dataclass
-class Trends:
-    """Slow signs of trouble: a model that has stopped learning, or does not move.
-
-    These warn; they never veto a step.
-    """
-
-    chance: float | None = None
-    dead_norm: float = 0.1
-    dead_after: int = 200
-
-    def __post_init__(self) -> None:
-        self._dead = 0
-        self._still = False
-
-    def dead(self, step: int, loss: float, grad_norm: float) -> Verdict | None:
-        """A warning when the typical loss stays at chance level while gradients vanish."""
-        if self.chance is None or not math.isfinite(loss):
-            return None
-        stuck = abs(loss - self.chance) <= 0.02 * abs(self.chance) and grad_norm < self.dead_norm
-        self._dead = self._dead + 1 if stuck else 0
-        if self._dead != self.dead_after:
-            return None
-        return Verdict(kind="dead", step=step, level="loss", value=loss)
-
-    def still(self, step: int, moved: bool, why: str) -> Verdict | None:
-        """A warning, once, when no parameter has changed although it was to be trained."""
-        first, self._still = not moved and not self._still, not moved
-        return Verdict(kind="unmoved", step=step, level="parameter", names=(why,)) if first else None

@@ -121,10 +121,10 @@ class Calls:
         """The loop raised: what it was about is told elsewhere."""
         self._now = []
 
-    def held_buffers(self) -> tuple[Tensor, ...]:
-        """The buffers of modules whose output the loop still holds, for a backward pass to come: a generator's."""
+    def held(self) -> list[nn.Module]:
+        """The modules whose output the loop still holds, for a backward pass to come: a generator."""
         calls = [c for c in (*self._waiting, *self._now) if c.capture.held and not c.used]
-        return tuple(b for c in calls if c.module is not None for b in c.module.buffers())
+        return [c.module for c in calls if c.module is not None]
 
     def _count(self, call: Call) -> None:
         if call.bad is not None and not call.used and bool(call.bad):  # host sync: only where a loop skips
@@ -153,10 +153,10 @@ class Calls:
 
 
 def _join(calls: list[Call]) -> tuple[Any, ForwardCapture]:
-    """What the calls of one pass were given; several cannot be replayed as one."""
+    """What the calls of one pass were given."""
     if len(calls) == 1:
         return calls[0].inputs, calls[0].capture
-    return [c.inputs for c in calls], ForwardCapture.of_several()
+    return [c.inputs for c in calls], ForwardCapture.of_several([c.capture for c in calls])
 
 
 def _forget(known: dict[int, weakref.ref[Tensor]], key: int, _: object) -> None:

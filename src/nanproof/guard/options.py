@@ -1,4 +1,4 @@
-"""What can be set for a guard, in groups, and what is refused before the first step."""
+"""What can be set for a guard, in groups."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ..errors import UsageError
-from .training import Training
+from .checks import at_least, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +36,9 @@ class Watch:
         for name in ("modules", "params"):  # one pattern is a pattern, not a row of letters
             if isinstance(pattern := getattr(self, name), str):
                 object.__setattr__(self, name, (pattern,))
-        check_numbers("watch.", every=self.every, chance=self.chance, still_after=self.still_after)
-        if self.automatic < 0:
-            raise UsageError(f"watch.automatic is {self.automatic}", hint="give 0 or more")
+        numbers = {"watch.every": self.every, "watch.chance": self.chance, "watch.still_after": self.still_after}
+        positive(("watch.chance",), **numbers)
+        at_least(0, (), **{"watch.automatic": self.automatic})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,50 +59,4 @@ class Records:
     """TensorBoard writers, MLflow clients, W&B or Trackio runs, or functions of (step, values)."""
 
     def __post_init__(self) -> None:
-        check_numbers("records.", log_every=self.log_every, incident_bytes=self.incident_bytes, keep=self.keep)
-
-
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{name} is {value!r}", hint=f"use {' or '.join(known)}")
-
-
-def check_numbers(prefix: str = "", **numbers: float | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and not value > 0:
-            or_none = ", or None" if name in ("max_norm", "chance") else ""
-            raise UsageError(f"{prefix}{name} is {value}", hint=f"give a positive number{or_none}")
-
-
-def check_average(ema: Any) -> None:
-    if ema is not None and not (hasattr(ema, "update_parameters") or hasattr(ema, "update") or callable(ema)):
-        raise UsageError(
-            f"{type(ema).__name__} has no update_parameters(model) or update(model)",
-            hint="pass torch.optim.swa_utils.AveragedModel, an object with update(model), or a function of the model",
-        )
-
-
-def check_optimizers(training: Training) -> None:
-    """`Guard.step` calls optimizers without a closure."""
-    if any(isinstance(o, torch.optim.LBFGS) for o in training.optimizers):
-        raise UsageError(
-            "LBFGS evaluates its closure many times within one step, which Guard.step cannot hand to it",
-            hint="run your own loop under `nanproof run`, which guards LBFGS, or use a first-order optimizer",
-        )
-
-
-def check_deferred(training: Training, dropping: bool) -> None:
-    """What the device cannot hold back by itself is refused, not done wrongly."""
-    for optimizer in training.optimizers:
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            raise UsageError(
-                f"timing='deferred' needs an optimizer that can leave a step out on the device;"
-                f" {type(optimizer).__name__} cannot",
-                hint="build it with fused=True (Adam, AdamW, SGD, Adagrad), or use timing='exact'",
-            )
-    if training.ema is not None:
-        raise UsageError("timing='deferred' cannot hold back an averaged model", hint="use timing='exact' with ema")
-    if dropping:
-        raise UsageError("dropping single micro-batches needs their verdict at once", hint="use timing='exact'")
-    if any(isinstance(s, torch.optim.lr_scheduler.ReduceLROnPlateau) for s in training.schedulers):
-        raise UsageError("ReduceLROnPlateau needs the loss at once", hint="use timing='exact'")
+        positive(**{f"records.{name}": getattr(self, name) for name in ("log_every", "incident_bytes", "keep")})

@@ -42,9 +42,14 @@ def read_plain(state: Any, name: str) -> dict[str, Any]:
     )
     guard = {"tally": tally.state_dict(), "groups": [], "backoff": Backoff().state_dict()}
     return {
-        "model": parts["model"], "optimizers": optimizers, "schedulers": schedulers, "scaler": parts["scaler"],
-        "ema": parts["ema"], "guard": guard, "random": None,
-    }  # fmt: skip
+        "model": parts["model"],
+        "optimizers": optimizers,
+        "schedulers": schedulers,
+        "scaler": parts["scaler"],
+        "ema": parts["ema"],
+        "guard": guard,
+        "random": None,
+    }
 
 
 def _listed(value: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from ..errors import UsageError
 from ..records import Action, Verdict
+from .checks import at_least, one_of, positive
 
 Mode = Literal["protect", "stop", "observe"]
 Share = Literal["flags", "gradients", "nothing"]
@@ -82,18 +83,16 @@ class Policy:
     """When the guard itself fails: train on under the plainest check, or stop."""
 
     def __post_init__(self) -> None:
-        _one_of("mode", self.mode, ("protect", "stop", "observe"))
-        _one_of("spikes", self.spikes, ("skip", "observe"))
-        _one_of("share", self.share, ("flags", "gradients", "nothing"))
-        _one_of("on_missing_rank", self.on_missing_rank, ("wait", "stop"))
-        _one_of("on_warning", self.on_warning, ("snapshot", "heal", "stop", "nothing"))
-        _one_of("on_guard_failure", self.on_guard_failure, ("continue", "stop"))
-        for name in ("spike_window", "max_consecutive", "max_skips", "per_steps", "lr_recovery"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("max_rollbacks", "max_restores", "max_lost_updates"):
-            _at_least(name, getattr(self, name), 0)
-        for name in ("snapshot_every", "snapshot_seconds", "locate_seconds", "heal_seconds", "deadline", "min_scale"):
-            _positive(name, getattr(self, name))
+        one_of("mode", self.mode, "protect", "stop", "observe")
+        one_of("spikes", self.spikes, "skip", "observe")
+        one_of("share", self.share, "flags", "gradients", "nothing")
+        one_of("on_missing_rank", self.on_missing_rank, "wait", "stop")
+        one_of("on_warning", self.on_warning, "snapshot", "heal", "stop", "nothing")
+        one_of("on_guard_failure", self.on_guard_failure, "continue", "stop")
+        given = {f"policy.{f.name}": getattr(self, f.name) for f in dataclasses.fields(self)}
+        at_least(1, (), **{name: given[name] for name in _COUNTS})
+        at_least(0, _OR_NONE, **{name: given[name] for name in _LIMITS})
+        positive(_OR_NONE, **{name: given[name] for name in _AMOUNTS})
         if not 0 < self.lr_backoff <= 1:
             raise UsageError(f"policy.lr_backoff is {self.lr_backoff}", hint="give a factor above 0 and up to 1")
 
@@ -110,28 +109,18 @@ class Policy:
     @classmethod
     def named(cls, name: str) -> Policy:
         """The policy called ``default``, ``strict`` or ``observe``."""
-        _one_of("policy", name, ("default", "strict", "observe"))
+        one_of("policy", name, "default", "strict", "observe")
         return cls.strict() if name == "strict" else cls.observe() if name == "observe" else cls()
 
 
-_OPTIONAL = ("max_lost_updates", "snapshot_every", "locate_seconds")
+def _of_policy(*names: str) -> tuple[str, ...]:
+    return tuple(f"policy.{name}" for name in names)
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{name} is {value!r}", hint=f"use one of {', '.join(known)}")
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if (value is None and name not in _OPTIONAL) or (value is not None and not value >= least):
-        raise UsageError(f"policy.{name} is {value}", hint=f"give {least} or more")
-
-
-def _positive(name: str, value: float | None) -> None:
-    if (value is None and name not in _OPTIONAL) or (value is not None and not value > 0):
-        or_none = ", or None" if name in _OPTIONAL else ""
-        raise UsageError(f"policy.{name} is {value}", hint=f"give a positive number{or_none}")
-
+_COUNTS = _of_policy("spike_window", "max_consecutive", "max_skips", "per_steps", "lr_recovery")
+_LIMITS = _of_policy("max_rollbacks", "max_restores", "max_lost_updates")
+_AMOUNTS = _of_policy("snapshot_every", "snapshot_seconds", "locate_seconds", "heal_seconds", "deadline", "min_scale")
+_OR_NONE = _of_policy("max_lost_updates", "snapshot_every", "locate_seconds")
 
 MAX_REPEATS = 500
 """Bad steps on the same data before they count as a streak after all."""
@@ -152,6 +141,11 @@ class History:
     rollbacks: tuple[int, ...] = ()
     """The steps rolled back at, within ten of the policy's windows."""
     restores: int = 0
+
+    def exceeds(self, policy: Policy) -> bool:
+        """Whether so much was skipped that skipping must give way to going back."""
+        many = self.consecutive > policy.max_consecutive or len(self.skips) > policy.max_skips
+        return policy.mode == "protect" and many
 
     def after(self, action: Action, step: int, policy: Policy, data: int | None = None) -> History:
         """The history once ``action`` was taken on the step trained on ``data``."""

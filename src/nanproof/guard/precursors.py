@@ -1,39 +1,38 @@
-"""What changes in the weights before a run breaks: the gradient against Adam's second moment, the size of updates.
+"""What changes in the weights before a run breaks: the size of updates, the gradient against Adam's second moment.
 
 >>> import torch
 >>> w = torch.nn.Parameter(torch.ones(2, 2))
 >>> precursors = Precursors([("w", w)], [torch.optim.SGD([w], lr=0.1)])
->>> w.grad = torch.full((2, 2), 2.0)
->>> names, first = precursors.read()
+>>> precursors.sample(1).now()
+{}
 >>> with torch.no_grad(): _ = w.mul_(1.5)
->>> names, second = precursors.read()
->>> dict(zip(names, second.tolist(), strict=True))
-{'grad_norm/w': 4.0, 'unmoved': 0.0, 'update_ratio/w': 0.5}
+>>> precursors.sample(2).now()
+{'update_ratio/w': 0.5, 'unmoved': 0.0}
 
-Everything is measured on a sample of each weight matrix, evenly spaced, in one tensor for all: the number of operations
-does not grow with the model, nothing waits for the device, and the memory is a few hundred numbers per matrix. Biases
-and gains are left out: they begin at zero or one, and an update of their own size is nothing special there.
+A sample of each weight matrix and of its second moment is sent with the step's other numbers and compared on the host
+with the one before: no operation of its own on the device, and nothing waits. Biases and gains are left out: they begin
+at zero or one, and an update of their own size is nothing special there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..tensors import local_values
+from .readback import Numbers, Part
+from .samples import SAMPLE, place_of, view_of
 
-SAMPLE = 256
-"""Elements of each matrix; one that has no more is measured whole."""
-_SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 _TINY = 1e-24
 
 
 class Precursors:
-    """Reads weight matrices, their gradients and second moments; the numbers stay on the device."""
+    """Samples weight matrices and their second moments before and after an update, and compares."""
 
     def __init__(
         self, parameters: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Optimizer], size: int = SAMPLE
@@ -41,92 +40,113 @@ class Precursors:
         self._size = size
         self._all = [(n, p) for n, p in parameters if p.dim() >= 2 and p.is_floating_point() and p.requires_grad]
         self._optimizers = optimizers
-        self._before: Tensor | None = None
-        self._segments: dict[tuple[str, ...], _Segments] = {}
+        self._samples: _Samples | None = None
+        self._before: tuple[int, _Samples, Numbers] | None = None
 
-    def forget(self) -> None:
-        """What was read last is not the state before the next update."""
-        self._before = None
+    def sample(self, step: int) -> Part | None:
+        """The weights as they are before the update of a step; read on the host, what the update before it did.
 
-    @torch.no_grad()
-    def read(self, *, gradients: bool = True) -> tuple[list[str], Tensor] | None:
-        """Names, and one tensor of their values; None for a model without weight matrices.
-
-        ``grad_norm/…`` is estimated from the sample and ``g2_over_v/…`` is the mean of g²/v, for the gradients as they
-        are now; without ``gradients`` they are left out (they may still be scaled). ``update_ratio/…`` is ‖Δw‖/‖w‖ of
-        what happened between this read and the last one, and ``unmoved`` the share of elements that did not change.
+        ``update_ratio/…`` is ‖Δw‖/‖w‖, ``unmoved`` the share of elements that did not change, and ``g2_over_v/…`` the
+        mean of g²/v, with the gradient as the optimizer saw it: its second moment before and after the update says.
         """
-        every = [(n, p) for n, p in self._all if local_values(p).numel()]
-        if not every:
+        found = [(n, p) for n, p in self._all if place_of(p)]
+        if not found:
             return None
-        device = every[0][1].device
-        keys: list[str] = []
-        values: list[Tensor] = []
-        found = [(n, p, g) for n, p in every if (g := p.grad) is not None and g.layout == torch.strided]
-        if gradients and found:
-            part = self._segments_of([(n, p) for n, p, _ in found], device)
-            squares = self._joined([g for _, _, g in found], device).square()
-            mean = part.sums(squares) / part.counts
-            keys += [f"grad_norm/{n}" for n, _, _ in found]
-            values.append((mean * part.sizes).sqrt())
-            moments = [m for _, p, _ in found if (m := self._second_moment(p)) is not None]
-            if len(moments) == len(found):
-                v = self._joined([m for m, _ in moments], device)
-                unbiased = v / torch.stack([c for _, c in moments]).to(device, non_blocking=True)[part.ids]
-                keys += [f"g2_over_v/{n}" for n, _, _ in found]
-                values.append(part.sums(squares / unbiased.clamp_min(_TINY)) / part.counts)
-        weights = self._joined([p for _, p in every], device)
-        before, self._before = self._before, weights
-        if before is not None and before.shape == weights.shape:
-            part = self._segments_of(every, device)
-            change = weights - before
-            keys += ["unmoved", *(f"update_ratio/{n}" for n, _ in every)]
-            values.append((change == 0).float().mean().reshape(1))
-            values.append((part.sums(change.square()) / part.sums(before.square()).clamp_min(_TINY)).sqrt())
-        return (keys, torch.cat(values)) if values else None
+        moments = [(n, m) for n, m in self._second_moments(found) if place_of(m.values)]
+        places = [place_of(p) for _, p in found], [(place_of(m.values), m.counter_place) for _, m in moments]
+        if self._samples is None or self._samples.places != places:
+            self._samples = _Samples(places, found, moments, self._size)
+        return Part(self._samples.views, functools.partial(self._compare, step, self._samples))
 
-    def _joined(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-        return torch.cat([self._sample(t).to(device, torch.float32) for t in tensors])
+    def _compare(self, step: int, samples: _Samples, numbers: Numbers) -> Mapping[str, float]:
+        before, self._before = self._before, (step, samples, numbers)
+        if before is None or before[0] != step - 1 or before[1].keys != samples.keys:
+            return {}
+        return samples.compare(before[2].astype(np.float64), numbers.astype(np.float64))
 
-    def _sample(self, tensor: Tensor) -> Tensor:
-        values = local_values(tensor.detach()).reshape(-1)
-        return values[:: -(-values.numel() // self._size)]
-
-    def _segments_of(self, named: Sequence[tuple[str, nn.Parameter]], device: torch.device) -> _Segments:
-        key = tuple(n for n, _ in named)
-        if key not in self._segments:
-            self._segments[key] = _Segments(
-                [self._sample(p).numel() for _, p in named], [local_values(p).numel() for _, p in named], device
-            )
-        return self._segments[key]
-
-    def _second_moment(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
-        """The running mean of squared gradients, and what it is short of by having begun at zero."""
+    def _second_moments(self, named: Sequence[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, _Moment]]:
         for optimizer in self._optimizers:
-            state: dict[str, Any] = optimizer.state.get(parameter, {})
-            for key in _SECOND_MOMENTS:
-                moment = state.get(key)
-                if isinstance(moment, Tensor) and moment.shape == parameter.shape:
-                    return moment, _correction(optimizer, state)
-        return None
+            key, decay = _decay(optimizer)
+            for name, p in named if key else ():
+                state = optimizer.state.get(p) or {}
+                values, step = state.get(key), state.get("step") if key == "exp_avg_sq" else None
+                # in half precision the difference between two second moments is mostly rounding
+                if isinstance(values, Tensor) and values.shape == p.shape and values.dtype == torch.float32:
+                    yield name, _Moment(values, decay, step if isinstance(step, Tensor) else None)
 
 
-class _Segments:
-    """Which elements of a joined sample belong to which tensor."""
-
-    def __init__(self, lengths: list[int], sizes: list[int], device: torch.device) -> None:
-        self.ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
-        self.counts = torch.tensor(lengths, dtype=torch.float32, device=device)
-        self.sizes = torch.tensor(sizes, dtype=torch.float32, device=device)
-
-    def sums(self, values: Tensor) -> Tensor:
-        return torch.zeros_like(self.counts).index_add_(0, self.ids, values)
+def _decay(optimizer: Optimizer) -> tuple[str, float]:
+    """The name of an optimizer's second moment, and how slowly it forgets; no name when there is none, or several."""
+    for key, option in (("exp_avg_sq", "betas"), ("square_avg", "alpha"), ("square_avg", "rho")):
+        if option in optimizer.defaults:
+            given = [group[option] for group in optimizer.param_groups]
+            decays = {float(v[1] if option == "betas" else v) for v in given}
+            return (key, max(decays)) if len(decays) == 1 and max(decays) < 1 else ("", 0.0)
+    return "", 0.0
 
 
-def _correction(optimizer: Optimizer, state: dict[str, Any]) -> Tensor:
-    """Computed where the counter is, so that nothing waits for it."""
-    betas, step = optimizer.defaults.get("betas"), state.get("step")
-    if betas is None or not isinstance(step, Tensor):
-        return torch.ones(())
-    short = 1.0 - betas[1] ** step.detach().float().reshape(())
-    return torch.where(short > 0, short, 1.0)
+class _Moment(NamedTuple):
+    """The running mean of squared gradients of a parameter, how slowly it forgets, and the counter of its updates."""
+
+    values: Tensor
+    decay: float
+    counter: Tensor | None
+
+    @property
+    def counter_place(self) -> int:
+        return self.counter.data_ptr() if self.counter is not None else 0
+
+
+class _Samples:
+    """Views of weights, second moments and their counters, and what their elements in a row mean."""
+
+    def __init__(
+        self, places: object, weights: Sequence[tuple[str, Tensor]], moments: Sequence[tuple[str, _Moment]], size: int
+    ) -> None:
+        self.places = places
+        first = [view_of(p, size) for _, p in weights]
+        second = [view_of(m.values, size) for _, m in moments]
+        self.keys = [*(f"update_ratio/{n}" for n, _ in weights), "unmoved", *(f"g2_over_v/{n}" for n, _ in moments)]
+        # the parameters of an optimizer step together: one counter stands for all
+        counters = {m.decay: m.counter.detach().reshape(1) for _, m in moments if m.counter is not None}
+        self.views = [*first, *second, *counters.values()]
+        self._weights, self._moments = _Row(first), _Row(second)
+        self._decays = np.array([m.decay for _, m in moments])
+        self._counted = list(counters)
+        self._has_counter = np.array([m.counter is not None for _, m in moments], dtype=bool)
+
+    def compare(self, before: Numbers, now: Numbers) -> dict[str, float]:
+        """What happened between two readings, by name."""
+        n, m = self._weights.size, self._weights.size + self._moments.size
+        change = now[:n] - before[:n]
+        with np.errstate(all="ignore"):  # a run that breaks: its numbers say so themselves
+            sizes = np.maximum(self._weights.sums(before[:n] ** 2), _TINY)
+            values = [*np.sqrt(self._weights.sums(change**2) / sizes), np.mean(change == 0)]
+            if len(self._decays):
+                new = now[n:m] - self._moments.spread(self._decays) * before[n:m]  # (1 - β) g²
+                ratios = self._moments.means(new / np.maximum(now[n:m], _TINY)) / (1 - self._decays)
+                # what each mean is short of by having begun at zero
+                updates = dict(zip(self._counted, now[m:], strict=True))
+                short = [1 - d ** updates.get(d, np.inf) for d in self._decays]
+                values += list(ratios * np.where(self._has_counter, short, 1.0))
+        return {k: float(v) for k, v in zip(self.keys, values, strict=True)}
+
+
+class _Row:
+    """Tensors one behind the other in a row of numbers."""
+
+    def __init__(self, views: Sequence[Tensor]) -> None:
+        self._lengths = np.array([len(v) for v in views], dtype=int)
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self.size = int(self._lengths.sum())
+
+    def sums(self, values: Numbers) -> Numbers:
+        found: Numbers = np.add.reduceat(values, self._starts)
+        return found
+
+    def means(self, values: Numbers) -> Numbers:
+        found: Numbers = self.sums(values) / self._lengths
+        return found
+
+    def spread(self, values: Numbers) -> Numbers:
+        return np.repeat(values, self._lengths)

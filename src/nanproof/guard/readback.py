@@ -4,20 +4,56 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..losses import Losses
 from ..records import Reading
+from .loss_scale import scale_of
 from .ranks import HARMLESS, SHARED
 from .signals import level_flag
 from .window import Limits
 
+if TYPE_CHECKING:
+    from .step import OpenStep
+
 FLOAT32_MAX = torch.finfo(torch.float32).max
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+class Part(NamedTuple):
+    """Numbers that travel with those of a step, and the function that says on the host what they mean, by name.
+
+    The tensors are either all scalars or all rows.
+    """
+
+    tensors: Sequence[Tensor]
+    read: Callable[[Numbers], Mapping[str, float]]
+
+    def joined(self, device: torch.device) -> list[Tensor]:
+        there = [t.to(device) for t in self.tensors]
+        return [torch.stack(there)] if there[0].dim() == 0 else there
+
+    def now(self) -> Mapping[str, float]:
+        """What they mean, without a step to travel with: waits for the device."""
+        return self.read(torch.cat(self.joined(torch.device("cpu"))).float().numpy())
+
+
+class Arrived(NamedTuple):
+    """A part on the host."""
+
+    part: Part
+    numbers: Numbers
+
+
+def signals_of(arrived: Sequence[Arrived]) -> dict[str, float]:
+    """What all parts mean."""
+    return {name: value for one in arrived for name, value in one.part.read(one.numbers).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +66,8 @@ class Readback:
     """The lowest rank that raised the flag nearest to the origin: a bad input before the gradients that it spoiled."""
     shared: frozenset[str] = frozenset()
     """What some rank flagged, of `ranks.SHARED` and "apart"."""
-    signals: Mapping[str, float] = field(default_factory=dict)
-    """Early signs of trouble, by name."""
-    moved: bool | None = None
-    """On the cadence: whether parameters have changed."""
+    early: Sequence[Arrived] = ()
+    """Early signs of trouble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +83,8 @@ class Sent:
     """On the device: whether the step is good."""
     norm: Tensor
     limits: Limits
-    signals: int
-    """How many of the last numbers are early signs of trouble."""
+    early: list[tuple[Part, int]]
+    """The parts behind the keys, with their lengths."""
     seconds: float
 
 
@@ -86,8 +120,9 @@ class Signals:
 
     def loss(self, device: torch.device, divided: bool) -> Tensor:
         """The loss of the step: the mean over its micro-batches, or where they were divided before, the sum."""
-        mean = _mean(self.losses, torch.zeros((), device=device))
-        return mean * len(self.losses) if divided else mean
+        if not self.losses:
+            return torch.zeros((), device=device)
+        return _mean(self.losses) * len(self.losses) if divided and len(self.losses) > 1 else _mean(self.losses)
 
 
 class Reader:
@@ -96,7 +131,7 @@ class Reader:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pinned = device.type == "cuda"
-        self._bounds: tuple[tuple[Limits, int], Tensor, Tensor] | None = None
+        self._bounds: tuple[tuple[Limits, int], Tensor] | None = None
         self._clock = time.perf_counter()
 
     @torch.no_grad()
@@ -130,21 +165,25 @@ class Reader:
     @torch.no_grad()
     def send(
         self,
-        signals: Signals,
+        step: OpenStep,
         *,
-        step: int,
         lr: float,
         norm: Tensor,
         shared: Tensor | None,
-        scale: Tensor | None,
         limits: Limits,
-        divided: bool,
-        moved: Tensor | None,
-        early: tuple[list[str], list[Tensor]],
+        early: Sequence[Part],
     ) -> Sent:
         """Start the copy of all numbers to the host."""
-        loss = signals.loss(self._device, divided)
-        others: dict[str, Tensor] = {f"component:{k}": _mean(v, loss) for k, v in signals.components.items()}
+        signals, scale = step.signals, scale_of(step.scaler, self._device)
+        loss, norm = signals.loss(self._device, step.divided), norm.to(self._device)
+        keys = ["loss", "grad_norm"]
+        vitals = torch.stack([loss.float(), norm.float()])
+        if shared is not None:
+            keys += [f"shared:{n}" for n in (*SHARED, "apart")]
+            vitals = torch.cat([vitals, shared.float()])
+        # every vital number is 0 or more but the loss, which has no limit: NaN and infinities are beyond any bound
+        good = (vitals.abs() <= self._bounds_for(limits, vitals.numel())).all()
+        others: dict[str, Tensor] = {f"component:{k}": _mean(v) for k, v in signals.components.items()}
         if signals.inputs:
             others["input"] = torch.stack(signals.inputs).any()
         if signals.predictions:
@@ -153,23 +192,16 @@ class Reader:
             others["scale"] = scale
         if len(signals.losses) > 1:
             others |= {f"micro:{i}": v for i, v in enumerate(signals.losses)}
-        if moved is not None:
-            others["moved"] = moved
-        norm = norm.to(self._device)
-        parts = [torch.stack([loss.float(), norm.float()])]
-        keys = ["loss", "grad_norm"]
-        if shared is not None:
-            keys += [f"shared:{n}" for n in (*SHARED, "apart")]
-            parts.append(shared.float())
+        keys += list(others)
+        parts = [vitals]
         if others:
-            parts.append(torch.stack([v.float().reshape(()).to(self._device) for v in others.values()]))
-            keys += list(others)
-        parts += [v.to(self._device) for v in early[1]]
-        keys += early[0]
-        packed = torch.cat(parts) if len(parts) > 1 else parts[0]
-        low, high = self._bounds_for(limits, 0 if shared is None else shared.numel())
-        vitals = packed[: low.numel()] if packed.numel() > low.numel() else packed
-        good = ((vitals >= low) & (vitals <= high)).all()
+            parts.append(torch.stack([v.reshape(()).to(self._device) for v in others.values()]))
+        lengths = []
+        for part in early:
+            joined = part.joined(self._device)
+            parts += joined
+            lengths.append((part, sum(len(t) for t in joined)))
+        packed = torch.cat(parts) if len(parts) > 1 else vitals
         host = torch.empty(packed.shape, dtype=torch.float32, pin_memory=self._pinned)
         host.copy_(packed, non_blocking=True)
         event = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
@@ -178,7 +210,7 @@ class Reader:
         clock = time.perf_counter()
         seconds, self._clock = clock - self._clock, clock
         return Sent(
-            step=step,
+            step=step.number,
             lr=lr,
             keys=keys,
             host=host,
@@ -186,41 +218,39 @@ class Reader:
             good=good,
             norm=norm,
             limits=limits,
-            signals=len(early[0]),
+            early=lengths,
             seconds=seconds,
         )
 
-    def now(self, sent: Sent, world: int = 1) -> Readback:
-        """The numbers of the step that was just sent."""
-        sent.good.item()  # host sync: once per step in exact timing; the copy sent before it has arrived by then
-        return _unpack(sent, world)
-
-    def later(self, sent: Sent, world: int = 1) -> Readback:
-        """The numbers of a step that was sent one step ago; their copy has long arrived."""
-        if sent.event is not None:
+    def receive(self, sent: Sent, world: int = 1, *, wait: bool = True) -> Readback:
+        """The numbers of the step that was just sent; without ``wait`` of one step ago, whose copy has long arrived."""
+        if wait:
+            sent.good.item()  # host sync: once per step in exact timing; the copy sent before it has arrived by then
+        elif sent.event is not None:
             sent.event.synchronize()
         return _unpack(sent, world)
 
-    def _bounds_for(self, limits: Limits, shared: int) -> tuple[Tensor, Tensor]:
-        key = (limits, shared)
-        if self._bounds is None or self._bounds[0] != key:
+    def _bounds_for(self, limits: Limits, count: int) -> Tensor:
+        if self._bounds is None or self._bounds[0] != (limits, count):
             # a bad input or prediction alone is no harm: masks are full of -inf on purpose
-            harmless = [FLOAT32_MAX if name in HARMLESS else 0.0 for name in (*SHARED, "apart")]
-            low = torch.tensor([-FLOAT32_MAX, -FLOAT32_MAX, *([0.0] * shared)])
-            high = torch.tensor([FLOAT32_MAX, min(limits.grad_norm, FLOAT32_MAX), *harmless[:shared]])
-            self._bounds = (key, low.to(self._device, non_blocking=True), high.to(self._device, non_blocking=True))
-        return self._bounds[1], self._bounds[2]
+            shared = [FLOAT32_MAX if name in HARMLESS else 0.0 for name in (*SHARED, "apart")]
+            high = torch.tensor([FLOAT32_MAX, min(limits.grad_norm, FLOAT32_MAX), *shared][:count])
+            self._bounds = (limits, count), high.to(self._device, non_blocking=True)
+        return self._bounds[1]
 
 
-def _mean(values: list[Tensor], none: Tensor) -> Tensor:
-    if len(values) <= 1:
-        return values[0] if values else none
-    return torch.stack([v.float() for v in values]).mean()
+def _mean(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack([v.float() for v in values]).mean()
 
 
 def _unpack(sent: Sent, world: int) -> Readback:
-    pairs = list(zip(sent.keys, sent.host.tolist(), strict=True))
-    numbers, signals = dict(pairs[: len(pairs) - sent.signals]), dict(pairs[len(pairs) - sent.signals :])
+    everything = sent.host.numpy()
+    at = len(sent.keys)
+    numbers = dict(zip(sent.keys, everything[:at].tolist(), strict=True))
+    early = []
+    for part, length in sent.early:
+        early.append(Arrived(part, everything[at : at + length]))
+        at += length
 
     def named(prefix: str) -> dict[str, float]:
         return {k.removeprefix(prefix): v for k, v in numbers.items() if k.startswith(prefix)}
@@ -247,6 +277,5 @@ def _unpack(sent: Sent, world: int) -> Readback:
         limits=sent.limits,
         rank=raised[0] if raised else None,
         shared=frozenset(k for k, v in shared.items() if v),
-        signals=signals,
-        moved=bool(numbers["moved"]) if "moved" in numbers else None,
+        early=early,
     )

@@ -18,9 +18,19 @@ from torch.overrides import TorchFunctionMode
 
 SHOWN = 5
 _LOSSES = {
-    F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div, F.ctc_loss,
-    F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.poisson_nll_loss, F.hinge_embedding_loss,
-}  # fmt: skip
+    F.cross_entropy,
+    F.nll_loss,
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.kl_div,
+    F.ctc_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.poisson_nll_loss,
+    F.hinge_embedding_loss,
+}
 _REDUCTIONS = {torch.mean, torch.sum, Tensor.mean, Tensor.sum}
 
 

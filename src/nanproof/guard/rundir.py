@@ -16,7 +16,7 @@ from ..captured import CapturedState
 from ..errors import UsageError
 from ..files import Lock, make_folder, write_atomic
 from ..locating import Location
-from ..location import shown_path
+from ..location import call_name, shown_path
 from ..records import Action, Incident, Repair, TensorFacts, Verdict
 from .examine import batch_facts
 from .incident import IncidentFolder, environment, now
@@ -30,6 +30,8 @@ from .taps import Taps
 
 log = logging.getLogger("nanproof")
 REPAIRS = "repairs.json"
+FULL_LINES = 3
+"""Bad steps in a row that are printed in full; what more of them would say is in their incidents."""
 
 
 class RunDir:
@@ -42,6 +44,9 @@ class RunDir:
         self.tally = Tally()
         self._rank, self._world, self._device = rank, world, device
         self._records = records
+        self._repairs: tuple[Repair, ...] = ()
+        self._streak = (0, 0)
+        """The last bad step that was printed, and how many came before it without a good one between."""
         self._alone = False
         self.closed = False
         self.says_summary = True
@@ -133,6 +138,10 @@ class RunDir:
             if elsewhere and verdict.rank is not None:
                 name = name.replace(suffix, f"-r{verdict.rank}", 1)
             kept = f"; {shown_path(str(where.with_name(name)))}" if where is not None else ""
+            last, lines = self._streak
+            self._streak = (verdict.step, lines + 1 if verdict.step == last + 1 else 1)
+            if self._streak[1] > FULL_LINES and action.kind == "skip" and location is None:
+                detail = told = tapped = ""
             log.warning(
                 "nanproof: %s → %s (%s)%s", verdict, action.kind, action.reason, f"{detail}{told}{tapped}{kept}"
             )
@@ -140,6 +149,7 @@ class RunDir:
 
     def write_repairs(self, repairs: Sequence[Repair]) -> None:
         """The repairs in force, for a run that goes on from here."""
+        self._repairs = tuple(repairs)
         if self.path is not None and self._rank == 0:
             write_atomic(self.path / REPAIRS, json.dumps([r.to_json() for r in repairs], indent=1) + "\n")
 
@@ -151,7 +161,7 @@ class RunDir:
 
     def summary(self) -> str:
         kept = self._incidents.path if self._incidents is not None else None
-        return self.tally.summary(shown_path(str(kept)) if kept is not None and kept.is_dir() else "")
+        return self.tally.summary(shown_path(str(kept)) if kept is not None and kept.is_dir() else "", self._repairs)
 
     def close(self) -> None:
         if self.closed:
@@ -179,5 +189,5 @@ def describe(
 
 def _place(location: Location) -> str:
     """A location in a line: the place, the operation if it is one, and what happened there."""
-    where = f"{location.place} {location.op}".strip() if location.file else ""
+    where = f"{location.place} {call_name(location.op)}".strip() if location.file else ""
     return ": ".join(p for p in (where, location.why) if p)

@@ -18,7 +18,7 @@ from ..records import Action, Reading, Verdict
 from ..tensors import is_finite, tensors_in
 from .forward_capture import ForwardCapture
 from .frozen import FrozenClosure
-from .readback import Sent, Signals
+from .readback import Arrived, Sent, Signals
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -58,6 +58,8 @@ class OpenStep:
     """Random states and buffers before its first forward pass, once captured."""
     scaler: Any
     """The GradScaler that this step's loss went through, or None."""
+    scale: float | None = None
+    """The last loss scale that was finite."""
     local: bool = False
     """Whether this rank judges it alone: single micro-batches under DDP, uneven data inside DDP's join()."""
     micro: bool = False
@@ -98,6 +100,10 @@ class OpenStep:
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return self.group.parameters
 
+    def next_pass(self) -> None:
+        """Another forward pass of the step begins."""
+        self.engine.next_pass(self)
+
     def saw(self, losses: Losses, batch: Any = None, *, announce: bool = False) -> None:
         """A forward pass has ended with these losses; ``announce`` when it is the last one before the verdict."""
         self.engine.see(self, losses, batch, announce=announce)
@@ -105,6 +111,10 @@ class OpenStep:
     def abandon(self, error: BaseException, *, state: CapturedState | None = None) -> None:
         """The loop raised inside the step: leave everything as before it, or as before its last pass (``state``)."""
         self.engine.abandon(self, error, state or self.before)
+
+    def died(self, error: BaseException) -> None:
+        """The loop ends by an exception behind the last pass of the step."""
+        self.engine.died(self, error)
 
     def culprit(self, bad: Sequence[str]) -> Pass | None:
         """The pass that a bad step is to be blamed on, given what was bad; None when that is not clear."""
@@ -139,9 +149,8 @@ class Decision:
     """Deferred timing: the device's flag, true when the step is good."""
     scale: float | None = None
     """The loss scale that the scaler is to have after a step that was not carried out."""
-    signals: Mapping[str, float] = field(default_factory=dict)
-    """Early signs of trouble, by name."""
-    moved: bool | None = None
+    early: Sequence[Arrived] = ()
+    """Early signs of trouble."""
 
     @property
     def go(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from ..records import Action, Verdict
+from ..records import Action, Repair, Verdict
 
 KEPT_FAILURES = 20
 
@@ -71,13 +72,15 @@ class Tally:
         lost = self.dropped or self.abandoned or self.discarded
         return self.steps > 0 and not (self.kinds or self.warnings or self.failures or self.blocked or lost)
 
-    def summary(self, where: str = "") -> str:
-        """The end-of-run sentence.
+    def summary(self, where: str = "", repairs: Sequence[Repair] = ()) -> str:
+        """The end-of-run sentence; a run that was good because of ``repairs`` names them.
 
         >>> tally = Tally(); tally.summary()
         'nanproof: no step was taken'
         >>> tally.count(Verdict(kind="ok", step=1), Action(kind="commit")); tally.updates = 1; tally.summary()
         'nanproof: 1 step, 1 update; nothing went wrong'
+        >>> tally.summary(repairs=[Repair(path="AdamW", kind="eps", step=1, value=0.003)])
+        'nanproof: 1 step, 1 update; all good since the repair: AdamW steps with eps 0.003'
         """
         if not self.steps and not self.abandoned and not self.failures:
             return "nanproof: no step was taken"
@@ -89,16 +92,16 @@ class Tally:
             (self.actions["heal"], "healed"),
             (self.actions["rollback"], "rolled back"),
             (self.actions["restore"], "restored from a checkpoint"),
-            (self.undone, "updates undone"),
+            (self.undone, f"update{'' if self.undone == 1 else 's'} undone"),
             (self.actions["stop"], "stopped"),
-            (self.dropped, "micro-batches dropped"),
+            (self.dropped, f"micro-batch{'' if self.dropped == 1 else 'es'} dropped"),
             (self.abandoned, "ended by an exception"),
             (self.discarded, "not finite and left out by the script"),
         )
         parts += [f"{n:,} {word}" for n, word in words if n > 0]
         line = f"nanproof: {', '.join(parts)}"
         if self.clean:
-            return f"{line}; nothing went wrong"
+            return f"{line}; {_repaired(repairs) or 'nothing went wrong'}"
         lines = [line]
         if self.kinds:
             lines.append("  why: " + "; ".join(f"{n:,} × {kind}" for kind, n in self.kinds.most_common()))
@@ -125,6 +128,13 @@ class Tally:
 def _name(verdict: Verdict) -> str:
     origin = f", {verdict.origin}" if verdict.origin else ""
     return f"{verdict.kind} {verdict.level or ''}".strip() + origin
+
+
+def _repaired(repairs: Sequence[Repair]) -> str:
+    if not repairs:
+        return ""
+    said = "; ".join(f"{r.name} {r.does}" for r in repairs)
+    return f"all good since the repair{'s' if len(repairs) > 1 else ''}: {said}"
 
 
 def _plural(n: int, word: str) -> str:

@@ -101,9 +101,15 @@ class Taps:
                     values[key] = float(value)
             found.append(
                 TensorFacts(
-                    name=name, shape=shape, dtype=dtype, nan=int(nan), posinf=int(posinf), neginf=int(neginf),
-                    finite_min=low if math.isfinite(low) else None, finite_max=high if math.isfinite(high) else None,
+                    name=name,
+                    shape=shape,
+                    dtype=dtype,
+                    nan=int(nan),
+                    posinf=int(posinf),
+                    neginf=int(neginf),
+                    finite_min=low if math.isfinite(low) else None,
+                    finite_max=high if math.isfinite(high) else None,
                     extra=values,
                 )
-            )  # fmt: skip
+            )
         return tuple(found)

@@ -15,6 +15,7 @@ from ..errors import NonFiniteError, UsageError
 from ..floats import format_of
 from ..records import TensorFacts
 from ..tensors import facts_of, is_finite, local_values
+from .loss_scale import scale_of
 
 _Statistics = torch.nn.modules.batchnorm._NormBase
 
@@ -51,6 +52,13 @@ class Training:
         self._intentional = {n for n, m, k in self.slots if _is_intentional(m, m._buffers[k])}
 
     def _check(self) -> None:
+        ema = self.ema
+        if ema is not None and not (hasattr(ema, "update_parameters") or hasattr(ema, "update") or callable(ema)):
+            raise UsageError(
+                f"{type(ema).__name__} has no update_parameters(model) or update(model)",
+                hint="pass torch.optim.swa_utils.AveragedModel, an object with update(model), or a function of the"
+                " model",
+            )
         for optimizer in self.optimizers:
             if not isinstance(optimizer, Optimizer):
                 raise UsageError(
@@ -163,16 +171,6 @@ def gradients_of(parameters: list[tuple[str, nn.Parameter]]) -> list[Named]:
             found.append((name, p.grad._values()))
         else:
             found.append((name, p.grad))
-    return found
-
-
-def scale_of(scaler: Any, device: torch.device) -> Tensor | None:
-    """A GradScaler's scale on the device, so that it can be read without a wait."""
-    if scaler is None:
-        return None
-    if scaler._scale is None:
-        scaler.scale(torch.zeros((), device=device))  # it makes its tensors on first use
-    found: Tensor = scaler._scale
     return found
 
 

@@ -86,14 +86,14 @@ def attach_accelerator(
         for loader in accelerator._dataloaders:
             base = getattr(loader, "base_dataloader", loader)
             if hasattr(base, "_get_iterator"):  # a torch loader, or one that is built on it
-                patches.watch_loader(base, loop.data)
+                patches.watch_loader(base, loop.passes.data)
     loop.on_close(patches.undo)
     return loop
 
 
 def _backward(original: Callable[..., Any], loop: ExternalLoop) -> Callable[..., Any]:
     def backward(loss: Any, **kwargs: Any) -> Any:
-        with loop.in_backward(loss):
+        with loop.passes.in_backward(loss):
             return original(loss, **kwargs)
 
     return backward
@@ -132,6 +132,6 @@ def _step(original: Callable[..., Any], loop: ExternalLoop, optimizer: Any) -> C
 def _save(original: Callable[..., Any], loop: ExternalLoop) -> Callable[..., Any]:
     def save(*args: Any, **kwargs: Any) -> Any:
         target = next((a for a in (*args, *kwargs.values()) if not isinstance(a, nn.Module)), "the state")
-        return None if loop.blocks_save(target, agree=True) else original(*args, **kwargs)
+        return None if loop.blocks_save(target) else original(*args, **kwargs)
 
     return save

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import GuardStop
+from ..guard.boundary import Boundary
 from ..guard.data import DataSource, describe_batch
 from ..guard.examine import batch_facts
 from ..guard.forward_capture import ForwardCapture
@@ -50,7 +51,7 @@ def guard_engine(engine: Any, **options: Any) -> EngineGuard:
     return known
 
 
-class EngineGuard:
+class EngineGuard(Boundary):
     """Watches one DeepSpeed engine: every step is recorded, every skipped one becomes an incident."""
 
     def __init__(
@@ -62,6 +63,7 @@ class EngineGuard:
         records: Records | None = None,
         data: DataSource | None = None,
     ) -> None:
+        super().__init__()
         self._engine, self._module = engine, engine.module
         self.policy = Policy.named(policy) if isinstance(policy, str) else policy
         self._data = data or DataSource()
@@ -120,7 +122,7 @@ class EngineGuard:
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not module.training or not torch.is_grad_enabled():
             return
-        with self._surviving("watching a forward pass"):
+        with self.surviving("watching a forward pass"):
             named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
             given = named if kwargs else args[0] if len(args) == 1 else args
             self._pass = Pass(inputs=given, capture=ForwardCapture())
@@ -128,12 +130,12 @@ class EngineGuard:
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._pass is not None and module.training and torch.is_grad_enabled():
-            with self._surviving("watching a forward pass"):
+            with self.surviving("watching a forward pass"):
                 self._pass.capture.after(module, output)
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._surviving("reading a loss"):
+            with self.surviving("reading a loss"):
                 if isinstance(loss, Tensor) and loss.numel() == 1:
                     self._losses.append(loss.detach())
                     if self._culprit is None and not is_finite(loss.detach()):
@@ -169,8 +171,8 @@ class EngineGuard:
         """The engine has made its step, or not; all ranks know which, and come to the same answer."""
         number = self.tally.steps + 1
         verdict, action = Verdict(kind="ok", step=number), Action(kind="commit")
-        reading = Reading(step=number, loss=math.nan, grad_norm=math.nan, lr=math.nan)
-        with self._surviving("judging a step"):
+        reading = Reading.unread(number)
+        with self.surviving("judging a step"):
             reading = self._read(number, seconds)
             if skipped:
                 verdict = self._verdict(number)
@@ -190,7 +192,7 @@ class EngineGuard:
             self._restore()
 
     def _end_step(self, reading: Reading, verdict: Verdict, action: Action) -> None:
-        with self._surviving("writing the log"):
+        with self.surviving("writing the log"):
             for observer in self.run.observers:
                 observer.step_ended(reading, verdict, action, self.tally.updates)
 
@@ -201,9 +203,13 @@ class EngineGuard:
         if engine.fp16_enabled():
             scale = float(engine.optimizer.cur_scale if hasattr(engine.optimizer, "cur_scale") else math.nan)
         return Reading(
-            step=number, loss=loss, grad_norm=float(norm) if norm is not None else math.nan,
-            lr=float(engine.get_lr()[0]), scale=scale, seconds=seconds,
-        )  # fmt: skip
+            step=number,
+            loss=loss,
+            grad_norm=float(norm) if norm is not None else math.nan,
+            lr=float(engine.get_lr()[0]),
+            scale=scale,
+            seconds=seconds,
+        )
 
     def _verdict(self, number: int) -> Verdict:
         """What a skipped step was: whose loss was bad, or the loss scale's ordinary search."""
@@ -231,9 +237,13 @@ class EngineGuard:
         elsewhere = f"rank {verdict.rank}: {self._ask(verdict.step, 'text')}" if verdict.rank is not None else ""
         count = f"{self._engine.skipped_steps:,} of {self._engine.global_steps:,} steps"
         self.run.incident(
-            verdict, action, culprit=self._culprit if mine else None, location=self._location if mine else None,
-            elsewhere="" if mine else elsewhere, notes=[f"DeepSpeed has skipped {count}"],
-        )  # fmt: skip
+            verdict,
+            action,
+            culprit=self._culprit if mine else None,
+            location=self._location if mine else None,
+            elsewhere="" if mine else elsewhere,
+            notes=[f"DeepSpeed has skipped {count}"],
+        )
 
     def _count_streak(self, skipped: bool) -> None:
         """Say when no step has been applied for a while: the loss that is logged may look healthy all the same."""
@@ -241,8 +251,10 @@ class EngineGuard:
         if self.rank == 0 and (self._streak in (10, 100) or (self._streak and self._streak % 1000 == 0)):
             log.error(
                 "nanproof: DeepSpeed has skipped the last %d steps: no parameter has moved since update %d, even if the"
-                " loss looks healthy", self._streak, self.tally.updates,
-            )  # fmt: skip
+                " loss looks healthy",
+                self._streak,
+                self.tally.updates,
+            )
 
     def _locate(self, culprit: Pass) -> Location | None:
         """The operation, by a forward pass over the module's inputs; sharded weights would have to be gathered."""
@@ -331,14 +343,8 @@ class EngineGuard:
         key = f"{self._key}/{number}/{what}"
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else ""
 
-    @contextmanager
-    def _surviving(self, doing: str) -> Iterator[None]:
-        """A block of the guard's own work: if it fails, that is said, and training goes on."""
-        try:
-            yield
-        except Exception as error:
-            self.tally.fail(f"{doing}: {type(error).__name__}: {error}")
-            log.error("nanproof: guard-failed, %s", doing, exc_info=error)
+    def _record_failure(self, doing: str, said: str, *, first: bool) -> None:
+        self.tally.fail(said)
 
 
 _guards: weakref.WeakKeyDictionary[Any, EngineGuard] = weakref.WeakKeyDictionary()

@@ -78,16 +78,18 @@ class GuardCallback(Callback):  # type: ignore[misc]
         if self.loop is None:
             return
         if self._make is attach:  # nanproof run watches the loader itself, and knows the samples
-            self.loop.data.add(batch, f"batch {batch_idx:,} of epoch {trainer.current_epoch}")
-        self.loop.begin(batch)
+            self.loop.passes.data.add(batch, f"batch {batch_idx:,} of epoch {trainer.current_epoch}")
+        self.loop.passes.begin(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         if self.loop is not None:
-            self.loop.before_backward(loss, self.loop.unscaled(loss))  # Lightning has multiplied it by the scale
+            self.loop.passes.before_backward(
+                loss, self.loop.passes.unscaled(loss)
+            )  # Lightning has multiplied it by the scale
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         if self.loop is not None:
-            self.loop.after_backward()
+            self.loop.passes.after_backward()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         if self.loop is not None:
@@ -109,7 +111,7 @@ class GuardCallback(Callback):  # type: ignore[misc]
     def _save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(filepath: Any, *args: Any, **kwargs: Any) -> None:
             assert self.loop is not None
-            self._withheld = self.loop.blocks_save(filepath, agree=True)
+            self._withheld = self.loop.blocks_save(filepath)
             if not self._withheld:
                 original(filepath, *args, **kwargs)
 

@@ -49,9 +49,7 @@ def guard_loop(
         from ..run.options import Options, read_settings
 
         changes, options = read_settings(given)
-        chosen = Options(
-            run_dir=Path(folder), run_dir_given=True, policy=policy, policy_changes=changes, guard=options
-        )  # fmt: skip
+        chosen = Options(run_dir=Path(folder), run_dir_given=True, policy=policy, policy_changes=changes, guard=options)
         with guarding(chosen) as stage:
             patches = _withhold_checkpoints(stage)
             try:
@@ -121,7 +119,13 @@ class GuardCallback(UserCallback):  # type: ignore[misc]
             if verdict["rank"] in (None, record["rank"]):
                 notes = "; ".join(record["notes"])
                 log.warning(
-                    "nanproof: worker %d, step %d: %s %s → %s; %s; %s", record["rank"], record["step"], verdict["kind"],
-                    verdict["level"] or "", record["action"]["kind"], notes, path.parent,
-                )  # fmt: skip
+                    "nanproof: worker %d, step %d: %s %s → %s; %s; %s",
+                    record["rank"],
+                    record["step"],
+                    verdict["kind"],
+                    verdict["level"] or "",
+                    record["action"]["kind"],
+                    notes,
+                    path.parent,
+                )
         return found

@@ -66,9 +66,14 @@ class GuardCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             self._engine = guard_engine(trainer.model_wrapped, **given)
             return
         self.loop = loop = attach_accelerator(
-            trainer.accelerator, trainer.model_wrapped, trainer.optimizer, scheduler=trainer.lr_scheduler,
-            divided=True, make=self._make, **self._options,
-        )  # fmt: skip
+            trainer.accelerator,
+            trainer.model_wrapped,
+            trainer.optimizer,
+            scheduler=trainer.lr_scheduler,
+            divided=True,
+            make=self._make,
+            **self._options,
+        )
         memory = _memory(state)
         if memory is not None and state.global_step > 0:
             loop.load_state_dict(memory)
@@ -84,7 +89,7 @@ class GuardCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if control.should_save and self.loop is not None:
             target = Path(args.output_dir or "", f"checkpoint-{state.global_step}")
-            control.should_save = not self.loop.blocks_save(target, agree=True)
+            control.should_save = not self.loop.blocks_save(target)
 
     on_epoch_end = on_step_end
 
@@ -134,8 +139,13 @@ def _named_rewards(reward: Any, trainer: Any) -> Any:
         if bad:
             log.warning(
                 "nanproof: step %d: reward function %s returned %s for completion %d of %d (%d not finite)",
-                trainer.state.global_step + 1, reward.__name__, bad[0][1], bad[0][0], len(values), len(bad),
-            )  # fmt: skip
+                trainer.state.global_step + 1,
+                reward.__name__,
+                bad[0][1],
+                bad[0][0],
+                len(values),
+                len(bad),
+            )
         return values
 
     return named
@@ -144,6 +154,6 @@ def _named_rewards(reward: Any, trainer: Any) -> Any:
 def _save(original: Callable[..., Any], loop: ExternalLoop, trainer: Any) -> Callable[..., Any]:
     def save(*args: Any, **kwargs: Any) -> Any:
         where = args[0] if args and isinstance(args[0], str) else trainer.args.output_dir
-        return None if loop.blocks_save(where, agree=True) else original(*args, **kwargs)
+        return None if loop.blocks_save(where) else original(*args, **kwargs)
 
     return save

@@ -12,11 +12,13 @@ import difflib
 import os
 import sys
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..records import RepairKind
 from .island import Island, island_of
 from .lines import LINES, Place
 
@@ -30,15 +32,22 @@ class OpenIsland:
 
     path: str
     """The module's path in the model; empty for the model itself; FILE:LINE for a line."""
+    kind: RepairKind
     dtype: str
+    """What it computes in, where that is its kind; else empty."""
     parameters: int
     """How many parameters it holds."""
     share: float
     """The same as a share of the model's."""
 
 
-def open(model: nn.Module, *paths: str, dtype: torch.dtype = torch.float32) -> None:
-    """Let modules compute in float32 from now on.
+def open(
+    model: nn.Module,
+    *paths: str,
+    dtype: torch.dtype = torch.float32,
+    kind: Literal["float32", "eager", "math-attention"] = "float32",
+) -> None:
+    """Let modules compute in float32 from now on; or eagerly, or with the math attention kernel (``kind``).
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).half()
     >>> open(model, "1")
@@ -51,7 +60,7 @@ def open(model: nn.Module, *paths: str, dtype: torch.dtype = torch.float32) -> N
     of an island that is opened are closed: the larger one holds them.
     """
     for path in paths:
-        open_one(model, path, dtype=dtype)
+        open_one(model, path, dtype=dtype, kind=kind)
 
 
 def close(model: nn.Module, *paths: str) -> None:
@@ -74,29 +83,41 @@ def list(model: nn.Module) -> _builtin_list[OpenIsland]:
         island = island_of(module)
         if island is not None:
             inside = sum(p.numel() for p in module.parameters())
-            found.append(OpenIsland(path=path, dtype=_name(island.dtype), parameters=inside, share=inside / total))
+            wide = _name(island.dtype) if island.kind == "float32" else ""
+            found.append(OpenIsland(path=path, kind=island.kind, dtype=wide, parameters=inside, share=inside / total))
     for (file, line), dtype in LINES.places.items():
-        found.append(OpenIsland(path=f"{file}:{line}", dtype=_name(dtype), parameters=0, share=0.0))
+        found.append(OpenIsland(path=f"{file}:{line}", kind="float32", dtype=_name(dtype), parameters=0, share=0.0))
     return found
 
 
 # --- for the guard ---------------------------------------------------------------------------------------------
 
 
-def open_one(model: nn.Module, path: str, *, dtype: torch.dtype = torch.float32, heavy: bool = False) -> Island | None:
+def open_one(
+    model: nn.Module,
+    path: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    heavy: bool = False,
+    kind: RepairKind = "float32",
+) -> Island | None:
     """Open one island; None for a line. ``heavy``: follow weights and casts inside, whatever the weights' dtype."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UsageError(f"an island cannot compute in {dtype}", hint="use torch.float32 or torch.float64")
+    if kind not in (kinds := ("float32", "eager", "math-attention")):
+        raise UsageError(f"there is no island of kind {kind!r}", hint=f"use {', '.join(kinds)}")
     place = place_in(path)
     if place is not None:
+        if kind != "float32":
+            raise UsageError(f"{path} is a line, and only modules can be of kind {kind!r}", hint="name its module")
         LINES.add(place, dtype)
         forget_compiled()
         return None
     module = find_module(model, path)
     for inner in module.modules():
-        if (old := island_of(inner)) is not None:
+        if (old := island_of(inner)) is not None and old.kind == kind:
             old.close()
-    island = Island(module, dtype, heavy=heavy)
+    island = Island(module, dtype, heavy=heavy, kind=kind)
     island.open()
     forget_compiled()
     return island

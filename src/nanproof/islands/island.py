@@ -1,4 +1,4 @@
-"""One module that computes in a wider dtype than the model around it."""
+"""One module that computes in another way than the model around it: in a wider dtype, eagerly, with math attention."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..records import RepairKind
 from .widen import Widen, is_narrower, widened
 
 
 class Island:
     """Takes the place of ``module.forward``.
+
+    What is said below about dtypes is for the kind "float32". An "eager" island only keeps torch.compile out, which
+    every island does; a "math-attention" one also keeps fused attention kernels out.
 
     It refers to the module and closes over nothing, so a deep copy of the model owns an island of its own, a pickled
     model keeps it, and the keys of ``state_dict`` stay what they are. A light island leaves autocast and widens its
@@ -24,8 +29,15 @@ class Island:
     two it is, is decided at each call: FSDP2 shows float32 shards between calls and float16 weights inside one.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float32, *, heavy: bool = False) -> None:
-        self.module, self.dtype, self.heavy = module, dtype, heavy
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        *,
+        heavy: bool = False,
+        kind: RepairKind = "float32",
+    ) -> None:
+        self.module, self.dtype, self.heavy, self.kind = module, dtype, heavy, kind
         self.inner: Any = module.__dict__.get("forward")
         """A forward that somebody else (accelerate) has put in the module's own place."""
         self.inside: list[_Inside] = []
@@ -57,7 +69,7 @@ class Island:
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        if self.suspended or _in_heavy_island(self.dtype):
+        if self.suspended or (self.kind == "float32" and _in_heavy_island(self.dtype)):
             return self._forward(*args, **kwargs)
         if not self.contained:
             return self._compute(args, kwargs)
@@ -68,6 +80,12 @@ class Island:
             return self._forward(*args, **kwargs)
 
     def _compute(self, args: Any, kwargs: Any) -> Any:
+        if self.kind == "eager":
+            return self._forward(*args, **kwargs)
+        if self.kind == "math-attention":
+            self._prepare_inside()
+            with sdpa_kernel(SDPBackend.MATH):
+                return self._forward(*args, **kwargs)
         device, dtype = _device_of(self.module, args), self.dtype
         home = self._home(device, args, kwargs)
 
@@ -76,8 +94,8 @@ class Island:
 
         args, kwargs = tree_map(widen, args), tree_map(widen, kwargs)
         heavy = self.is_heavy
-        if heavy and not self.inside:
-            self.inside = [_Inside(m, self) for m in self.module.modules() if m is not self.module]
+        if heavy:
+            self._prepare_inside()
         sharded = _is_sharded(self.module)
         inside = Widen(dtype, device, sharded=sharded) if heavy else contextlib.nullcontext()
         with torch.autocast(device, enabled=False), inside:
@@ -87,6 +105,10 @@ class Island:
         if home is None:
             return out
         return tree_map(lambda v: v.to(home) if isinstance(v, Tensor) and v.dtype == dtype else v, out)
+
+    def _prepare_inside(self) -> None:
+        if not self.inside:
+            self.inside = [_Inside(m, self) for m in self.module.modules() if m is not self.module]
 
     def _home(self, device: str, args: Any, kwargs: Any) -> torch.dtype | None:
         """The dtype that what comes after the module expects; None leaves the result wide.
@@ -102,7 +124,12 @@ class Island:
     @property
     def is_heavy(self) -> bool:
         """Whether it follows weights and casts inside, as far as can be seen between calls."""
-        return self.heavy or self.dtype is not torch.float32 or _holds_narrow(self.module, self.dtype)
+        return (
+            self.kind != "float32"
+            or self.heavy
+            or self.dtype is not torch.float32
+            or _holds_narrow(self.module, self.dtype)
+        )
 
     def open(self) -> None:
         self.module.forward = self
@@ -120,10 +147,10 @@ class Island:
 
 
 class _Inside:
-    """Takes the place of ``forward`` in a module inside of a heavy island.
+    """Takes the place of ``forward`` in a module inside of a heavy island, or of one with math attention.
 
-    Activation checkpointing runs such a module again in the backward pass, outside of the island: it must be as wide
-    there as it was. Everywhere else it changes nothing.
+    Activation checkpointing runs such a module again in the backward pass, outside of the island: it must compute
+    there as it did. Everywhere else it changes nothing.
     """
 
     def __init__(self, module: nn.Module, island: Island) -> None:
@@ -141,7 +168,12 @@ class _Inside:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         again = torch._C._current_graph_task_id() != -1
-        if not again or self.island.suspended or _in_heavy_island(self.island.dtype):
+        if not again or self.island.suspended:
+            return self._forward(*args, **kwargs)
+        if self.island.kind == "math-attention":
+            with sdpa_kernel(SDPBackend.MATH):
+                return self._forward(*args, **kwargs)
+        if _in_heavy_island(self.island.dtype):
             return self._forward(*args, **kwargs)
         device, dtype = _device_of(self.module, args), self.island.dtype
         with torch.autocast(device, enabled=False), Widen(dtype, device, sharded=_is_sharded(self.module)):

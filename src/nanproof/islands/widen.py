@@ -13,9 +13,25 @@ from torch.utils._pytree import tree_map
 
 _CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}
 _LEFT_ALONE = frozenset(
-    {"__get__", "__set__", "__delete__", "size", "dim", "stride", "numel", "is_floating_point", "register_hook", "item",
-     "data_ptr", "untyped_storage", "requires_grad_", "backward", "detach_", "_is_view"}
-)  # fmt: skip
+    {
+        "__get__",
+        "__set__",
+        "__delete__",
+        "size",
+        "dim",
+        "stride",
+        "numel",
+        "is_floating_point",
+        "register_hook",
+        "item",
+        "data_ptr",
+        "untyped_storage",
+        "requires_grad_",
+        "backward",
+        "detach_",
+        "_is_view",
+    }
+)
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
 _RUNNING_STATISTICS = ("batch_norm", "instance_norm")
 # in-place operations that refuse a source of another dtype; the others cast by themselves

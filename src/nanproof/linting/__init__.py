@@ -17,9 +17,12 @@ __all__ = ["lint"]
 
 
 def lint(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, select: Iterable[str] = (),
-    ignore: Iterable[str] = (), info: bool = False,
-) -> tuple[Finding, ...]:  # fmt: skip
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    info: bool = False,
+) -> tuple[Finding, ...]:
     """What is wrong in Python files and notebooks, files and folders alike, in the order of files and lines.
 
     ``select`` and ``ignore`` take codes ("NP301"), beginnings of codes ("NP3"), names ("clip-without-unscale") and

@@ -29,10 +29,34 @@ LIMIT = 10**6
 MOST = 10_000
 """With more pairs of config and code than this, configs are checked without the code: half of it would mislead."""
 _WORDS = (
-    b"learning_rate", b"lr:", b"lr =", b"lr=", b'lr"', b"lr'", b"optim", b"fp16", b"bf16", b"amp:", b"amp =", b"amp=",
-    b'amp"', b"precision", b"grad_clip", b"clip_grad", b"clip_norm", b"clip_val", b"grad_norm", b"max_norm", b"warmup",
-    b"weight_decay", b"loss_scale", b"accumul", b"epochs", b"max_steps", b"betas",
-)  # fmt: skip
+    b"learning_rate",
+    b"lr:",
+    b"lr =",
+    b"lr=",
+    b'lr"',
+    b"lr'",
+    b"optim",
+    b"fp16",
+    b"bf16",
+    b"amp:",
+    b"amp =",
+    b"amp=",
+    b'amp"',
+    b"precision",
+    b"grad_clip",
+    b"clip_grad",
+    b"clip_norm",
+    b"clip_val",
+    b"grad_norm",
+    b"max_norm",
+    b"warmup",
+    b"weight_decay",
+    b"loss_scale",
+    b"accumul",
+    b"epochs",
+    b"max_steps",
+    b"betas",
+)
 _ARGUMENTS = (b"TrainingArguments", b"SFTConfig", b"DPOConfig", b"GRPOConfig", b"PPOConfig", b"RewardConfig")
 
 
@@ -72,9 +96,13 @@ class Configs:
     """The configs among files that are linted together."""
 
     def __init__(
-        self, configs: Iterable[Path], codes: Sequence[Path], settings: Settings, select: Sequence[str],
+        self,
+        configs: Iterable[Path],
+        codes: Sequence[Path],
+        settings: Settings,
+        select: Sequence[str],
         ignore: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._codes, self._settings, self._select, self._ignore = codes, settings, select, ignore
         self.files = [path for path in configs if _about_training(path)]
 
@@ -147,9 +175,12 @@ def fix_config(checked: Checked) -> Fixed | None:
     left = tuple(p for p in checked.problems if p not in chosen)
     after = Checked(path=checked.path, document=ConfigFile(checked.path, new), problems=left)
     return Fixed(
-        path=Path(checked.path), old=checked.document.data, new=new, repaired=tuple(p.finding for p in chosen),
+        path=Path(checked.path),
+        old=checked.document.data,
+        new=new,
+        repaired=tuple(p.finding for p in chosen),
         after=after,
-    )  # fmt: skip
+    )
 
 
 def open_shown(path: str, data: bytes) -> Shown:

@@ -6,21 +6,22 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import missing
 from .gitignore import Ignored
+from .names import word_set
 from .settings import Settings
 
 SUFFIXES = (".py", ".ipynb")
 CONFIGS = (".yaml", ".yml", ".json", ".toml", ".sh", ".bash", ".slurm", ".sbatch")
-SKIPPED = frozenset(
-    {".git", ".hg", ".svn", ".venv", "venv", ".env", "node_modules", "__pycache__", "site-packages", ".tox", ".nox",
-     ".eggs", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".nanproof"}
-)  # fmt: skip
+SKIPPED = word_set(
+    """.git .hg .svn .venv venv .env node_modules __pycache__ site-packages .tox .nox .eggs .mypy_cache
+        .ruff_cache .pytest_cache .ipynb_checkpoints .nanproof"""
+)
 
 
 def find_files(
     paths: Iterable[Path], settings: Settings, suffixes: tuple[str, ...] = SUFFIXES, *, gitignore: bool = True
-) -> list[Path]:  # fmt: skip
+) -> list[Path]:
     """The files to lint, in the order of their names; a file that is named is linted whatever it is called.
 
     What `.gitignore` leaves out, and folders that hold other people's code, are passed over unless they are named
@@ -37,7 +38,7 @@ def find_files(
             if not settings.excludes(path):
                 found.setdefault(_identity(path), path)
         else:
-            raise UsageError(f"{path} does not exist", hint="name a file or a folder, or - for standard input")
+            raise missing(path, "name a file or a folder, or - for standard input")
     return list(found.values())
 
 
@@ -52,9 +53,7 @@ def _nothing(path: Path, *, folder: bool) -> bool:
     return False
 
 
-def _walk(
-    folder: Path, settings: Settings, suffixes: tuple[str, ...], ignored: Callable[..., bool]
-) -> Iterator[Path]:  # fmt: skip
+def _walk(folder: Path, settings: Settings, suffixes: tuple[str, ...], ignored: Callable[..., bool]) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         here = Path(place)
         folders[:] = sorted(

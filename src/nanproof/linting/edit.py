@@ -14,11 +14,35 @@ if TYPE_CHECKING:
 
 # How tightly expressions hold together; what is not named here holds tightest.
 _POWERS: dict[type[ast.AST], int] = {
-    ast.NamedExpr: 0, ast.Yield: 0, ast.YieldFrom: 0, ast.Tuple: 0, ast.Starred: 0, ast.Lambda: 1, ast.IfExp: 2,
-    ast.Or: 3, ast.And: 4, ast.Not: 5, ast.Compare: 6, ast.BitOr: 7, ast.BitXor: 8, ast.BitAnd: 9, ast.LShift: 10,
-    ast.RShift: 10, ast.Add: 11, ast.Sub: 11, ast.Mult: 12, ast.Div: 12, ast.FloorDiv: 12, ast.Mod: 12, ast.MatMult: 12,
-    ast.USub: 13, ast.UAdd: 13, ast.Invert: 13, ast.Pow: 14, ast.Await: 15,
-}  # fmt: skip
+    ast.NamedExpr: 0,
+    ast.Yield: 0,
+    ast.YieldFrom: 0,
+    ast.Tuple: 0,
+    ast.Starred: 0,
+    ast.Lambda: 1,
+    ast.IfExp: 2,
+    ast.Or: 3,
+    ast.And: 4,
+    ast.Not: 5,
+    ast.Compare: 6,
+    ast.BitOr: 7,
+    ast.BitXor: 8,
+    ast.BitAnd: 9,
+    ast.LShift: 10,
+    ast.RShift: 10,
+    ast.Add: 11,
+    ast.Sub: 11,
+    ast.Mult: 12,
+    ast.Div: 12,
+    ast.FloorDiv: 12,
+    ast.Mod: 12,
+    ast.MatMult: 12,
+    ast.USub: 13,
+    ast.UAdd: 13,
+    ast.Invert: 13,
+    ast.Pow: 14,
+    ast.Await: 15,
+}
 _TIGHTEST = 16
 IMPOSSIBLE = Change(start=-1, end=-1, text="")
 """Stands for a change that cannot be made; a finding with one has no fix."""

@@ -99,9 +99,12 @@ def mentions_torch(data: bytes) -> bool:
 
 
 def examine(
-    document: Document, rules: Iterable[Rule], facts: Callable[[FileFacts], ProjectFacts] | None = None,
-    tree: ast.Module | None = None, elsewhere: Callable[[str], bool | None] | None = None,
-) -> list[Problem]:  # fmt: skip
+    document: Document,
+    rules: Iterable[Rule],
+    facts: Callable[[FileFacts], ProjectFacts] | None = None,
+    tree: ast.Module | None = None,
+    elsewhere: Callable[[str], bool | None] | None = None,
+) -> list[Problem]:
     """What the rules find in one document, in the order of the text; its tree is parsed unless it is given."""
     active = list(rules)
     if "ignore-file" in document.text:
@@ -130,16 +133,17 @@ def examine(
     return sorted(_one_per_hazard(problems), key=lambda p: (p.span, p.finding.code))
 
 
-_SPECIFIC = ("NP201", "NP225", "NP206", "NP209", "NP210", "NP211", "NP213", "NP205", "NP203", "NP204")
+_SPECIFIC = ("NP201", "NP225", "NP224", "NP206", "NP209", "NP210", "NP211", "NP213", "NP205", "NP203", "NP204", "NP227")
 """Of several findings about one operation, the first of these is shown."""
 
 
 def _one_per_hazard(problems: list[Problem]) -> list[Problem]:
-    best: dict[tuple[int, int], int] = {}
+    best: dict[tuple[int, int], tuple[bool, int]] = {}
+    ranks = {id(p): (p.finding.info, _SPECIFIC.index(p.finding.code)) for p in problems if p.finding.code in _SPECIFIC}
     for p in problems:
-        if p.about is not None and p.finding.code in _SPECIFIC:
-            best[p.about] = min(best.get(p.about, len(_SPECIFIC)), _SPECIFIC.index(p.finding.code))
-    return [p for p in problems if p.about not in best or _SPECIFIC[best[p.about]] == p.finding.code]
+        if p.about is not None and id(p) in ranks:
+            best[p.about] = min(best.get(p.about, ranks[id(p)]), ranks[id(p)])
+    return [p for p in problems if p.about not in best or best[p.about] == ranks.get(id(p))]
 
 
 def _gap(document: Document, offset: int, problem: Unreadable) -> Problem:
@@ -164,10 +168,13 @@ def _apply(rule: Rule, module: Module, document: Document, *, tell: bool) -> lis
             place = traceback.extract_tb(error.__traceback__)[-1]
             words = f"{type(error).__name__}: {error} ({PurePath(place.filename).name}:{place.lineno})"
             finding = Finding(
-                code=RULE_FAILED, path=document.path, line=1, column=1,
+                code=RULE_FAILED,
+                path=document.path,
+                line=1,
+                column=1,
                 message=f"rule {rule.code} failed on this file: {words}",
                 help=f"the other rules went on; report this, or leave the rule out with --ignore {rule.code}",
-            )  # fmt: skip
+            )
             problems[(RULE_FAILED,)] = Problem(finding=finding)
     return list(problems.values())
 
@@ -198,9 +205,16 @@ def _problem(found: Found, rule: Rule, module: Module, document: Document) -> Pr
     safe = bool(changes) and found.safe and not any(_drops_comment(module.text, c) for c in changes)
     path, line, column = document.locate(span[0])
     finding = Finding(
-        code=rule.code, path=path, line=line, column=column, message=found.message, help=found.help, edits=whole,
-        safe=safe, info=found.info,
-    )  # fmt: skip
+        code=rule.code,
+        path=path,
+        line=line,
+        column=column,
+        message=found.message,
+        help=found.help,
+        edits=whole,
+        safe=safe,
+        info=found.info,
+    )
     about = _span(found.about, module) if found.about is not None else None
     return Problem(finding=finding, span=span, changes=changes, about=about)
 
@@ -236,6 +250,10 @@ def _silenced(found: Found, rule: Rule, module: Module) -> bool:
 
 def _not_linted(path: str, line: int, column: int, problem: Unreadable) -> Finding:
     return Finding(
-        code=NOT_LINTED, path=path, line=line, column=column, message=f"not linted: {problem.message}",
+        code=NOT_LINTED,
+        path=path,
+        line=line,
+        column=column,
+        message=f"not linted: {problem.message}",
         help="it was left alone; correct it, or leave it out with exclude",
-    )  # fmt: skip
+    )

@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from .source import Module
 
 Kind = Literal[
-    "backward", "scaled", "unscale", "clip", "step", "scaler-step", "scaler-update", "engine-step", "zero", "reduce",
+    "backward",
+    "scaled",
+    "unscale",
+    "clip",
+    "step",
+    "scaler-step",
+    "scaler-update",
+    "engine-step",
+    "zero",
+    "reduce",
     "test",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING
 
 from .flow import has_argument
-from .names import called_last, dotted, key_of
-from .values import number
+from .names import called_last, dotted, key_of, word_set
+from .values import made_of, number
 
 if TYPE_CHECKING:
     from .source import Module
@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _NUMBERS = {"int", "float", "bool", "str", "Optional[int]", "Optional[float]", "torch.dtype", "torch.device"}
-_WHOLE = {
-    "long", "int", "short", "bool", "byte", "argmax", "argmin", "argsort", "round", "floor", "ceil", "detach", "sign",
-    "bincount", "nonzero", "count_nonzero", "eq", "ne", "gt", "lt", "ge", "le", "isnan", "isfinite", "isinf", "item",
-    "tolist", "numpy", "size", "numel", "dim", "one_hot", "searchsorted", "bucketize", "unique", "isin", "logical_and",
-    "logical_or", "logical_not", "stft_window", "no_grad",
-}  # fmt: skip
-_MADE = {
-    "arange", "linspace", "logspace", "meshgrid", "ones", "zeros", "full", "eye", "ones_like", "zeros_like",
-    "full_like", "tensor", "as_tensor", "from_numpy", "rand", "randn", "randint", "randperm", "rand_like", "randn_like",
-    "empty", "hann_window", "hamming_window", "fftfreq", "rfftfreq", "tril", "triu", "IntTensor", "LongTensor",
-    "new_zeros", "new_ones", "new_tensor", "new_full", "FloatTensor", "Tensor",
-}  # fmt: skip
+_WHOLE = word_set(
+    """long int short bool byte argmax argmin argsort round floor ceil detach sign bincount nonzero count_nonzero
+    eq ne gt lt ge le isnan isfinite isinf item tolist numpy size numel dim one_hot searchsorted bucketize
+    unique isin logical_and logical_or logical_not stft_window no_grad"""
+)
+_MADE = word_set(
+    """arange linspace logspace meshgrid ones zeros full eye ones_like zeros_like full_like tensor as_tensor
+    from_numpy rand randn randint randperm rand_like randn_like empty hann_window hamming_window fftfreq
+    rfftfreq tril triu IntTensor LongTensor new_zeros new_ones new_tensor new_full FloatTensor Tensor"""
+)
 _PLAIN_CALLS = {"len", "int", "float", "round", "range", "min", "max", "sum", "abs", "pow", "bool", "list", "tuple"}
 _COUNTS = re.compile(
     r"(^|_)(lens?|lengths?|counts?|nums?|n|ids?|idx|index|indices|degrees?|deg|dims?|size|shape|steps?|epochs?|step|"
@@ -39,6 +37,43 @@ _COUNTS = re.compile(
     r"temperature|lr|decay|rho|dtype|device|windows?|grid|coords?)(_|$|\d)",
     re.I,
 )
+
+# Coordinates, sizes, spectra and targets: nothing is learned before them. Weights are not zero, schedules are constant.
+_GIVEN = re.compile(
+    r"(^|_)(coords?|points?|dirs?|directions?|rays?|corners?|rois?|lwh|lengths?|lens|channels?|real_part|imag_part|wavs?\w*|audio|waveform|weights?|"
+    r"kernel|gt|targets?|teacher\w*|labels?|true|priors?|alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|timesteps?|steps?|t|t\d|"
+    r"tau|noise\w*|decay|rho|eta|a_?bar|at?|ab|beta\d|bias_correction\d?)(_|$|\d)",
+    re.I,
+)
+
+
+def given_by_name(name: str) -> bool:
+    """Whether a name says that nothing learned is behind it.
+
+    >>> [given_by_name(n) for n in ("target_depth", "alphas_cumprod", "hidden", "pred")]
+    [True, True, False, False]
+    """
+    return bool(_GIVEN.search(name))
+
+
+def learned(node: ast.AST, module: Module) -> bool:
+    """Whether a gradient can come to a value: a layer or parameter is behind it, or an argument that is not data."""
+    for part in made_of(node, module, limit=200, indices=False):
+        if isinstance(part, ast.Call) and module.operation(part) is None:
+            func = part.func
+            if key_of(func).startswith("self.") or called_last(part, module) == "Parameter":
+                return True
+        if isinstance(part, ast.Subscript) and key_of(part.value) == "self":
+            return True  # a class that is a tensor
+        key = key_of(part)
+        scope = module.function(part)
+        if isinstance(scope, ast.Module) or key in ("", "self", "cls") or not has_argument(scope, key):
+            continue
+        if not (
+            given_by_name(key) or _number_argument(scope, key) or _COUNTS.search(key) or key.startswith(("has_", "is_"))
+        ):
+            return True
+    return False
 
 
 def gradless(node: ast.AST, module: Module) -> bool:
@@ -194,12 +229,14 @@ def _is_mask(node: ast.expr, module: Module) -> bool:
 def _constant_name(node: ast.AST, module: Module, depth: int) -> bool:
     key = key_of(node)
     last = key.rpartition(".")[2]
+    klass = module.klass(node) if key.startswith("self.") else None
+    if klass is not None and _buffered(klass, last, module):
+        return True
     held = module.origins(node)
     if held:
         return all(constant(v, module, depth) for v in held)
     if key.startswith("self."):
-        klass = module.klass(node)
-        return klass is not None and (_buffered(klass, last, module) or _typed(klass, last))
+        return klass is not None and _typed(klass, last)
     scope = module.function(node)
     if not isinstance(scope, ast.Module) and has_argument(scope, key):
         return _number_argument(scope, key) or bool(_COUNTS.search(last)) or _given_constants(scope, key, module, depth)

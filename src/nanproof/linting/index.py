@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 
+from .names import word_set
+
 # Fields that hold no nodes worth a visit: names, flags, and the operator and context singletons.
-_PLAIN = {
-    "ctx", "op", "ops", "id", "attr", "arg", "kind", "n", "s", "level", "lineno", "type_comment", "conversion",
-    "is_async", "simple", "module", "asname", "type_ignores", "tag", "rest", "name", "kwd_attrs",
-}  # fmt: skip
+_PLAIN = word_set(
+    """ctx op ops id attr arg kind n s level lineno type_comment conversion is_async simple module asname
+    type_ignores tag rest name kwd_attrs"""
+)
 _LEAVES = {ast.Constant, ast.Name, ast.alias, ast.Global, ast.Nonlocal, ast.MatchSingleton}
 
 

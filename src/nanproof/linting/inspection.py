@@ -57,10 +57,18 @@ class Inspection:
     """What ``nanproof lint`` does with the paths that it was given."""
 
     def __init__(
-        self, paths: Iterable[str | os.PathLike[str]], *, select: Iterable[str] = (), ignore: Iterable[str] = (),
-        exclude: Iterable[str] = (), gitignore: bool = True, stdin: bytes | None = None,
-        stdin_name: Path | None = None, cache: bool = False, info: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        select: Iterable[str] = (),
+        ignore: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        gitignore: bool = True,
+        stdin: bytes | None = None,
+        stdin_name: Path | None = None,
+        cache: bool = False,
+        info: bool = False,
+    ) -> None:
         named = [Path(p) for p in paths]
         self.stdin, self._stdin_name = stdin, stdin_name or STDIN
         around = named if stdin is None else []
@@ -141,9 +149,12 @@ class Inspection:
         return self._outcome(application, fixed, {f.path: beside(f.path) for f in fixed}, new)
 
     def _outcome(
-        self, application: journal.Application, fixed: Sequence[Fixed], targets: Mapping[Path, Path],
+        self,
+        application: journal.Application,
+        fixed: Sequence[Fixed],
+        targets: Mapping[Path, Path],
         expected: Mapping[Path, bytes],
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """Read back what was written: is it there, does it compile, are the findings gone?"""
         repairs: list[Repair] = []
         after: list[Checked] = []
@@ -158,10 +169,13 @@ class Inspection:
                 checked = self.linter.data(target, data, like=one.path)
             after.append(checked)
             same = Repair(
-                finding=one.repaired[0], path=str(target), applied=data == expected[target],
-                gone=len(checked.problems) == len(one.after.problems), compiles=_compiles(target, data),
+                finding=one.repaired[0],
+                path=str(target),
+                applied=data == expected[target],
+                gone=len(checked.problems) == len(one.after.problems),
+                compiles=_compiles(target, data),
                 compiled=one.path in self._configs.files or _compiles(one.path, one.old),
-            )  # fmt: skip
+            )
             repairs += [replace(same, finding=f) for f in one.repaired]
         return Outcome(application=application, written=tuple(expected), repairs=tuple(repairs), after=tuple(after))
 

@@ -44,7 +44,7 @@ def origins(folders: Iterable[Path]) -> dict[str, list[Origin]]:
             words = str(location.get("why", "")) or str(location.get("op", ""))
             origin = Origin(
                 line=line, mechanism=str(location.get("mechanism", "unknown")), why=words, incident=str(record.parent)
-            )  # fmt: skip
+            )
             found.setdefault(str(Path(file).absolute()), []).append(origin)
     return found
 
@@ -73,9 +73,10 @@ def _with(checked: Checked, origin: Origin) -> Checked:
     if any(p.finding.line == origin.line for p in checked.problems):
         problems = tuple(
             replace(p, finding=replace(p.finding, help=f"{p.finding.help}; {told}".lstrip("; ")))
-            if p.finding.line == origin.line else p
+            if p.finding.line == origin.line
+            else p
             for p in checked.problems
-        )  # fmt: skip
+        )
         return replace(checked, problems=problems)
     try:
         document = open_document(checked.path, read_bytes(Path(checked.path)))
@@ -85,10 +86,13 @@ def _with(checked: Checked, origin: Origin) -> Checked:
     text = document.text[starts[origin.line - 1] : starts[origin.line]]
     begin = starts[origin.line - 1] + len(text) - len(text.lstrip())
     finding = Finding(
-        code=CODE, path=checked.path, line=origin.line, column=len(text) - len(text.lstrip()) + 1,
+        code=CODE,
+        path=checked.path,
+        line=origin.line,
+        column=len(text) - len(text.lstrip()) + 1,
         message=f"located by replay, no rule: {origin.why or origin.mechanism} ({origin.mechanism})",
         help=f"nanproof locate {origin.incident}",
-    )  # fmt: skip
+    )
     problem = Problem(finding=finding, span=(begin, starts[origin.line - 1] + len(text.rstrip())))
     ordered = sorted([*checked.problems, problem], key=lambda p: (p.span, p.finding.code))
     return replace(checked, document=document, problems=tuple(ordered))

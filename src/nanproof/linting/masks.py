@@ -73,6 +73,12 @@ def is_padding(mask: ast.expr, module: Module) -> bool:
     return any(_LENGTHS.search(w) for w in text) and not any(_CHOICE.search(w) for w in text)
 
 
+def defaults_to_ones(mask: ast.expr, module: Module) -> bool:
+    """``if mask is None: mask = torch.ones(…)``: a setting that is rarely given."""
+    made = {called_last(at, module) for at in cores(mask, module) if isinstance(at, ast.Call)}
+    return bool(made & {"ones", "ones_like", "new_ones"})
+
+
 def is_causal(mask: ast.expr, module: Module) -> bool:
     parts = made_of(mask, module, limit=36)
     made = [called_last(p, module) for p in parts if isinstance(p, ast.Call)]

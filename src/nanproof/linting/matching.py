@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING
 
 from . import gradients, guards, numerics, purpose
 from .names import Operation, key_of, written
+from .ranges import range_of
 from .training import loss_like
-from .values import core, number, operation, scalar, short, trail
+from .values import core, nodes_of, number, operation, scalar, short, trail
+from .vanishing import is_constant, squared
 
 if TYPE_CHECKING:
     from .rule import Change
@@ -78,9 +80,11 @@ class Match:
 
 
 def _narrowed(
-    find: Callable[[ast.AST, Module], Iterator[Hit]], tests: tuple[Callable[[Hit], Answer], ...], node: ast.AST,
+    find: Callable[[ast.AST, Module], Iterator[Hit]],
+    tests: tuple[Callable[[Hit], Answer], ...],
+    node: ast.AST,
     module: Module,
-) -> Iterator[Hit]:  # fmt: skip
+) -> Iterator[Hit]:
     for hit in find(node, module):
         for test in tests:
             answer = test(hit)
@@ -162,6 +166,11 @@ def in_loss(hit: Hit) -> bool:
     return purpose.in_loss(hit.node, hit.module)
 
 
+def in_network(hit: Hit) -> bool:
+    klass = hit.module.klass(hit.node)
+    return klass is not None and purpose.is_network(klass, hit.module)
+
+
 def outside_loss(hit: Hit) -> bool:
     return not purpose.in_loss(hit.node, hit.module)
 
@@ -194,8 +203,8 @@ def reported(hit: Hit) -> bool:
 
 
 def constant(hit: Hit) -> bool:
-    """Made of numbers, sizes, buffers and schedules alone."""
-    return gradients.constant(hit.operand, hit.module)
+    """Made of numbers, sizes, buffers, grids and schedules alone."""
+    return gradients.constant(hit.operand, hit.module) or is_constant(hit.operand, hit.module)
 
 
 def of_loss(hit: Hit) -> bool:
@@ -217,6 +226,86 @@ def written_into(hit: Hit) -> bool:
 
 def in_test(hit: Hit) -> bool:
     return hit.module.is_test
+
+
+def reaches_zero(hit: Hit) -> str:
+    """What makes the operand exactly zero, in words."""
+    return range_of(hit.operand, hit.module).zero
+
+
+def unproved(hit: Hit) -> bool:
+    """Whether the code in sight does not show the hazard: the one test that makes an info of a warning.
+
+    A warning needs all of it: the operand reaches zero by itself (a ReLU, a mask, saturation), or the difference that
+    makes it zero is that of a loss; a gradient comes to it; and it is reached from training.
+    """
+    module, zero = hit.module, range_of(hit.operand, hit.module)
+    if any(isinstance(p, ast.Lambda) for p in module.parents(hit.node)):
+        return True  # what it is called with comes from where nobody can look
+    if not (gradients.learned(hit.operand, module) or (hit.over is not None and gradients.learned(hit.over, module))):
+        return True
+    if in_loss(hit):
+        return False
+    if zero.sure:
+        return False
+    alone = module.klass(hit.node) is None
+    return not ((in_network(hit) and _raised_later(hit)) or ((in_network(hit) or alone) and _of_features(hit)))
+
+
+def _of_features(hit: Hit) -> bool:
+    """The length of each vector, of which one may be zero; or a variance by subtraction, which rounding makes zero."""
+    module, found = hit.module, held(hit)
+    if found is None or found.operand is None:
+        return False
+    if squared(hit.operand, module) or (found.name == "sub" and found.args and squared(found.args[0], module)):
+        return True
+    if found.name == "add" and found.args:  # the magnitude of a complex number, the length of a slope
+        return in_network(hit) and all(squared(e, module) for e in (found.operand, found.args[0]))
+    reduced = found.name in ("sum", "mean") and bool(found.args or "dim" in found.keywords)
+    return found.name == "var" or (reduced and squared(found.operand, module))
+
+
+def repaired(hit: Hit) -> bool:
+    """What comes out is looked after: infinities replaced, or written into."""
+    module, owner = hit.module, hit.module.statement(hit.node)
+    keys = {key_of(t) for t in getattr(owner, "targets", [getattr(owner, "target", None)]) if t is not None} - {""}
+    scope = module.function(hit.node)
+    if any(key_of(n) in keys and guards.changed_in_place(n, module) for k in keys for n in module.uses(k, scope)):
+        return True
+    calls = module.calls("isinf", "isnan", "isfinite", "nan_to_num", "nan_to_num_", "masked_fill", "masked_fill_")
+    near = [c for c in calls if module.function(c) is scope]
+    return any(key_of(n) in keys or n is hit.node for c in near for n in ast.walk(c))
+
+
+def _raised_later(hit: Hit) -> bool:
+    """``sqrt(s) + eps``: zero was thought of, at the wrong place."""
+    module, owner = hit.module, hit.module.statement(hit.node)
+    places: list[ast.AST] = [hit.node]
+    if isinstance(owner, ast.Assign) and owner.value is hit.node and key_of(owner.targets[0]):
+        places += module.uses(key_of(owner.targets[0]), module.function(hit.node))
+    for place in places:
+        above = module.parent(place)
+        if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add):
+            other = above.right if above.left is place else above.left
+            if guards.small_constant(other, module):
+                return True
+    return False
+
+
+def tested(hit: Hit) -> bool:
+    """A test before it asks about anything that the operand is written with."""
+    keys = hit.keys | {key_of(n) for n in ast.walk(hit.operand)} - {"", "self"}
+    return guards.checked(keys, hit.node, hit.module)
+
+
+def data_by_name(hit: Hit) -> bool:
+    """Made of schedules, coordinates, weights or targets alone, by their names, and of nothing learned."""
+    if range_of(hit.operand, hit.module).sure:
+        return False
+    parts = nodes_of(hit.operand, indices=False), nodes_of(core(hit.operand, hit.module), indices=False)
+    near = {key_of(n).rpartition(".")[2] for nodes in parts for n in nodes} - {"", "self", *hit.module.aliases}
+    near = {n for n in near if n not in hit.keys} or near
+    return bool(near) and all(gradients.given_by_name(n) for n in near)
 
 
 # --- what to write instead --------------------------------------------------------------------------------------------

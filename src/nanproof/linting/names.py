@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 NAMESPACES = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.Tensor", "torch.fft")
 
 
-def _words(text: str, *, in_place: bool = False) -> frozenset[str]:
+def word_set(text: str, *, in_place: bool = False) -> frozenset[str]:
+    """The words of a text, with `add_` beside `add` if the operations work in place, too."""
     names = frozenset(text.split())
     return names | {f"{name}_" for name in names} if in_place else names
 
 
 # Methods of tensors that take no argument: with one they belong to something else (`logger.log(loss)`).
-UNARY = _words(
+UNARY = word_set(
     """abs acos acosh angle asin asinh atan atanh bfloat16 ceil clone cos cosh deg2rad detach digamma double erf erfc
     erfinv exp exp2 expm1 float floor frac half isfinite isinf isnan item lgamma log log10 log1p log2 neg negative
     numel reciprocal relu rsqrt sgn sigmoid sign sin sinh sqrt square tan tanh trunc""",
     in_place=True,
 )
-METHODS = UNARY | _words(
+METHODS = UNARY | word_set(
     """add addmm all amax amin any argmax argmin atan2 backward baddbmm bmm clamp clamp_max clamp_min clip
     cosine_similarity cpu cross cuda cumprod cumsum diagonal diff dist div divide dot einsum eq expand fill flatten
     floor_divide fmod gather ge gt hypot index_add index_fill index_select kthvalue le lerp log_softmax logaddexp
@@ -38,9 +39,9 @@ METHODS = UNARY | _words(
 )
 
 # Receivers that are never tensors, by the last part of their name.
-_NO_TENSORS = _words(
+_NO_TENSORS = word_set(
     """accelerator cls cmath console cp df engine experiment fabric jax jnp json log logger logging math mlflow mx np
-    numpy opt optimizer os pbar random re run scaler scheduler self sys tf tracker trainer wandb writer"""
+    numpy opt optimizer os pbar random re run scaler scheduler self sys tf torch tracker trainer wandb writer"""
 )
 _BUILTINS = frozenset(dir(builtins))
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
-from .names import called_last, key_of, last_name, written
+from .names import called_last, key_of, last_name, word_set, written
 from .training import CLIPS, calls_in, is_clip, is_collective, loss_like, names_in, origins
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ Subject = Literal["loss", "gradient", "parameter", "other"]
 _TESTS = {"isnan": "nan", "isinf": "inf", "isfinite": "finite", "isneginf": "inf", "isposinf": "inf", "isna": "nan"}
 NAN_WORDS = ("nan(", "isfinite", "isinf", "nan_to_num", "finite(", "_nan")
 """A file that tests for non-finite values has one of these in its text."""
-_THROUGH = {
-    "any", "all", "item", "sum", "bool", "max", "min", "cpu", "numpy", "float", "int", "tolist", "mean", "detach",
-    "squeeze", "count_nonzero",
-}  # fmt: skip
+_THROUGH = word_set("""any all item sum bool max min cpu numpy float int tolist mean detach squeeze count_nonzero""")
 _HELPER = re.compile(
     r"(^|_)(has|is|any|all|check|contains?|detect|found|exists?|assert|validate|verify|test)?_?"
     r"(nan|nans|inf|infs|nonfinite|non_finite|finite|naninf|invalid_grad\w*|valid_grad\w*|bad_grad\w*|bad_loss|overflow)"
@@ -147,9 +144,7 @@ def _called(module: Module, call: ast.Call, depth: int) -> NanTest | None:
         operand = call.args[0] if module_form or call.args else func.value if isinstance(func, ast.Attribute) else None
         if operand is None:
             return None
-        return NanTest(
-            bad=name != "isfinite", operands=(operand,), kinds=frozenset({_TESTS[name]}), calls=(call,)
-        )  # fmt: skip
+        return NanTest(bad=name != "isfinite", operands=(operand,), kinds=frozenset({_TESTS[name]}), calls=(call,))
     if name in _THROUGH:
         if isinstance(func, ast.Attribute) and not module.called(call):
             return _find(module, func.value, depth)

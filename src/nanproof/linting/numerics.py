@@ -6,14 +6,14 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from .names import Operation, called_last, dotted, key_of
+from .names import Operation, called_last, dotted, key_of, word_set
 from .values import core, cores, made_of, operation
 
 if TYPE_CHECKING:
     from .source import Module
 
 _MASKS = re.compile(
-    r"mask|valid|keep|(\b|_)pos(itives?)?(\b|_)|indicator|(\b|_)is_|nonpad|non_pad|active|present|visible", re.I
+    r"mask|valid|keep(?!dim)|(\b|_)pos(itives?)?(\b|_)|indicator|(\b|_)is_|nonpad|non_pad|active|present|visible", re.I
 )
 _PROBABILITIES = re.compile(r"(^|_)(probs?|probabilit(y|ies)|posteriors?|likelihoods?)(_|$|\d)", re.I)
 _LOG_PROBABILITIES = re.compile(r"(^|_|\.)(lprobs|log_?probs|logps|probs_list)$", re.I)
@@ -21,8 +21,7 @@ _LOG_PROBABILITIES = re.compile(r"(^|_|\.)(lprobs|log_?probs|logps|probs_list)$"
 QUOTIENTS = frozenset({"div", "div_", "divide", "divide_", "true_divide", "true_divide_"})
 """The names of calls that divide."""
 _LOGICAL = (ast.BitAnd, ast.BitOr, ast.BitXor)
-_COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isfinite", "isnan", "isinf", "bool", "isin", "isclose",
-             "logical_and", "logical_or", "logical_not"}  # fmt: skip
+_COMPARES = word_set("""eq ne gt lt ge le isfinite isnan isinf bool isin isclose logical_and logical_or logical_not""")
 
 
 def division(node: ast.AST, module: Module) -> tuple[ast.expr, ast.expr] | None:

@@ -34,7 +34,7 @@ class Program:
         self._facts: dict[str, FileFacts] = {}
         self._hints: dict[str, frozenset[bytes]] = {}
         self._parsed: dict[str, tuple[bytes, ast.Module]] = {}
-        self._trained: dict[tuple[str, str], bool] = {}
+        self._trained: dict[tuple[str, str], bool | None] = {}
         self._modules_read: dict[str, Module | None] = {}
         self._known: dict[tuple[frozenset[str], str], Any] = {}
 
@@ -82,18 +82,20 @@ class Program:
         return facts_of(Module(document.text, tree, document.path))
 
     def trains(self, path: Path, name: str) -> bool | None:
-        """Whether a file that imports this one calls its function where it trains; None when this file is alone."""
+        """Whether a file that imports this one calls its function where it trains; None when none calls it."""
         from .purpose import called_in_training
 
         here = str(path.absolute())
         if len(self._files) < 2 or here not in self._files:
             return None
         if (here, name) not in self._trained:
-            found = False
+            found: bool | None = None
             word = name.encode()
             for file in sorted(self.importers(here) | self.importers(str(path.absolute().parent / "__init__.py"))):
                 module = self._module(file) if file != here and word in read_bytes(self._files[file]) else None
-                if module is not None and called_in_training(name, module):
+                answer = called_in_training(name, module) if module is not None else None
+                found = answer if found is None else found
+                if answer:
                     found = True
                     break
             self._trained[here, name] = found
@@ -120,8 +122,17 @@ class Program:
         return self._importers.get(name, set())
 
     def reached_from(self, *starts: Path) -> set[Path]:
-        """The files that these import, directly or not, and these themselves; by absolute path."""
-        return {Path(name) for name in _reach({str(s.absolute()) for s in starts} & set(self._files), self._imports)}
+        """The files that these import, directly or not, and these themselves; by absolute path.
+
+        Python runs the ``__init__.py`` of every package on the way, so these belong to them.
+        """
+        found: set[str] = set()
+        more = {str(s.absolute()) for s in starts} & set(self._files)
+        while more - found:
+            found |= _reach(more, self._imports)
+            packages = {f"{folder}/__init__.py" for name in found for folder in Path(name).parents}
+            more = packages & set(self._files)
+        return {Path(name) for name in found}
 
     def _together(self, here: str) -> frozenset[str]:
         if len(self._files) < 2 or here not in self._files:
@@ -154,13 +165,28 @@ class Program:
 
     def _imported(self, name: str) -> set[str]:
         """The files of the program that this one imports."""
+        return {found for words in self._imports_in(name) for found in self.resolve(name, *words)} - {name}
+
+    def _imports_in(self, name: str) -> Iterator[tuple[str, list[str]]]:
         try:
             data = read_bytes(self._files[name])
             if name.endswith(".ipynb"):
                 data = open_document(name, data).text.encode(errors="replace")
         except Unreadable:
-            return set()
-        return {found for words in imports(data) for found in self.resolve(name, *words)} - {name}
+            return
+        yield from imports(data)
+
+    def may_import_more(self, path: Path) -> bool:
+        """Whether this file imports something that is named like a file of the program but was not found there.
+
+        It lies on a path that is set elsewhere: ``src/``, or what ``sys.path`` is given.
+        """
+        name = str(path)
+        absolute = ((base, names) for base, names in self._imports_in(name) if not base.startswith("."))
+        return any(
+            base.partition(".")[0] in self._stems and not any(self.resolve(name, base, names))
+            for base, names in absolute
+        )
 
     def resolve(self, importer: str, base: str, names: Sequence[str]) -> Iterator[str]:
         """The files behind ``from base import names`` (or ``import base``) in the file ``importer``."""

@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from .names import word_set
+
 if TYPE_CHECKING:
     from .source import Module
+
+_HARMLESS = word_set("requires_grad_ zero_ mul_ div_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,19 @@ HINTS: dict[str, tuple[bytes, ...]] = {
     "all_reduce_loss": (b"reduce", b"gather", b"broadcast"),
 }
 
-_COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "reduce", "gather", "broadcast", "all_reduce_multigpu",
-                "gather_for_metrics", "reduce_tensor", "reduce_loss", "all_reduce_mean")  # fmt: skip
+_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_object",
+    "reduce",
+    "gather",
+    "broadcast",
+    "all_reduce_multigpu",
+    "gather_for_metrics",
+    "reduce_tensor",
+    "reduce_loss",
+    "all_reduce_mean",
+)
 _CLIPS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_")
 _TRAINERS = {
     "transformers": ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments"),
@@ -149,12 +164,7 @@ def _initializes(module: Module) -> bool:
             if listed & {"parameters", "named_parameters"}
             else []
         )
-        made = {c.func.attr for c in calls if isinstance(c.func, ast.Attribute)} - {
-            "requires_grad_",
-            "zero_",
-            "mul_",
-            "div_",
-        }
+        made = {c.func.attr for c in calls if isinstance(c.func, ast.Attribute)} - _HARMLESS
         if any(name.endswith("_") and not name.startswith(("all_", "add", "copy", "clamp", "lerp")) for name in made):
             return True
     return False
@@ -206,8 +216,9 @@ _FACTS: dict[str, Callable[[Module], Any]] = {
     "fsdp1": lambda m: bool(m.calls("FullyShardedDataParallel", "FSDP")),
     "fsdp2": lambda m: bool(m.calls("fully_shard")),
     "deepspeed": lambda m: any(m.called(c).startswith("deepspeed.") for c in m.calls("initialize")),
-    "optimizer": lambda m: any(optimizer_like(m.receiver(c)) for c in m.calls("step", "zero_grad"))
-    or bool(_optimizers(m)),
+    "optimizer": lambda m: (
+        any(optimizer_like(m.receiver(c)) for c in m.calls("step", "zero_grad")) or bool(_optimizers(m))
+    ),
     "optimizers": _optimizers,
     "backward": lambda m: bool(m.calls("backward", "manual_backward")),
     "clip": lambda m: bool(m.calls(*_CLIPS)),
@@ -215,7 +226,7 @@ _FACTS: dict[str, Callable[[Module], Any]] = {
     "trainer": lambda m: frozenset(who for who, names in _TRAINERS.items() if _uses_trainer(m, who, names)),
     "all_reduce": lambda m: bool(m.calls(*_COLLECTIVES)),
     "all_reduce_loss": lambda m: any(_about_loss(m.source(a)) for c in m.calls(*_COLLECTIVES) for a in c.args),
-}  # fmt: skip
+}
 _HINTS = {name: tuple(word.decode() for word in words) for name, words in HINTS.items()}
 NOTHING = FileFacts()
 

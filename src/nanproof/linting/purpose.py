@@ -37,13 +37,14 @@ _ASIDE = re.compile(
     re.I,
 )
 _ASIDE_CLASS = re.compile(
-    r"(^|_)(metrics?|meters?|evaluat\w*|corrector|langevin|data_?sets?|data_?loader|data_?module|collat\w*|optimi[sz]er|"
+    r"(^|_)(metrics?|meters?|recall|accuracy|evaluat\w*|corrector|langevin|data_?sets?|data_?loader|data_?module|collat\w*|optimi[sz]er|"
     r"schedul\w*|augment\w*|callbacks?|logger|writer|processor|tokeni[sz]er|sampler|environment|env|bench_?mark\w*|"
     r"visuali\w*|plot\w*|monitor|observer|quanti[sz]\w*|export\w*|test|inference|predictor|config|tracker|adamw?|sgd)(_|$)|"
     r"(^|_)(transform|scaler|normali[sz]er|buffer)$",
 )
 """Of names in snake case: an AsymmetricLoss is no metric, a Parameterization no meter."""
 _NETWORK = re.compile(r"(Module|Layer|Loss|Model|Network|Net|Block|Head|Encoder|Decoder|Criterion|Attention|Trainer)$")
+_TARGETS = re.compile(r"^(targets?|labels?|gts?|y_true|ground_?truths?)$")
 _CUTS = {"item", "detach", "tolist", "numpy", "cpu", "argmax", "argmin", "long", "int", "round", "format", "print"}
 _SINKS = re.compile(
     r"(^|_)(log|logs|logger|logging|metrics?|stats?|writer|tracker|meters?|wandb|history|info|extra|reports?)", re.I
@@ -66,7 +67,29 @@ def aside(node: ast.AST, module: Module) -> bool:
         return True
     if any(_LOSSES.search(f.name) for f in functions) and not any(f.name.startswith("log_") for f in functions):
         return False
-    return any(_ASIDE.search(f.name.strip("_")) for f in functions)
+    named = [f for f in functions if _ASIDE.search(f.name.strip("_"))]
+    return bool(named) and not any(_called_in_training(f, module) for f in named)
+
+
+def _called_in_training(function: Function, module: Module) -> bool:
+    """Whether a loss or a function that goes backward in this file calls a function, whatever its name says."""
+    if _MEASURED.search(function.name.strip("_")):
+        return False
+    for call in callers_of(function, module):
+        around = enclosing(call, module)
+        if any(_LOSSES.search(f.name) or f.name in ("forward", "training_step") for f in around) or any(
+            _goes_backward(f, module) for f in around
+        ):
+            return not only_logged(call, module, 1) and not gradless(call, module)
+    return False
+
+
+_MEASURED = re.compile(
+    r"(^|_)(eval\w*|val|valid\w*|test\w*|metrics?|acc\w*|plot\w*|draw\w*|show|vis\w*|log\w*|print\w*|report\w*|save\w*|"
+    r"load\w*|init\w*|reset\w*|build\w*|setup|seed|lr|schedul\w*|augment\w*|collate\w*|generate\w*|predict\w*|infer\w*)(_|$)",
+    re.I,
+)
+"""Names of what is never trained through, even where a training step calls it."""
 
 
 @cache
@@ -101,7 +124,7 @@ def _trains(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
     callers = [c for f in functions if f not in seen for c in callers_of(f, module)]
     if callers and len(seen) < 6:
         return any(not aside(c, module) and _trains(c, module, seen | set(functions)) for c in callers)
-    if classes:
+    if any(f.name == "__init__" for f in functions):
         return False
     elsewhere = module.trained_elsewhere(functions[-1].name)
     return elsewhere if elsewhere is not None else True
@@ -125,11 +148,38 @@ def _differentiates(loop: ast.AST, module: Module) -> bool:
 
 
 def in_loss(node: ast.AST, module: Module) -> bool:
-    """Whether a place is in a function or class that is named as a loss."""
+    """Whether a place is part of a loss.
+
+    It is in a function or class that is named as one, takes targets or goes backward, in one that such a function
+    calls, or it is given the name of a loss.
+    """
+    return trains(node, module) and _in_loss(node, module, frozenset())
+
+
+def _in_loss(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
     functions = enclosing(node, module)
     klass = module.klass(node)
-    named = any(_LOSSES.search(f.name) for f in functions) or (klass is not None and bool(_LOSSES.search(klass.name)))
-    return named and trains(node, module)
+    if any(_LOSSES.search(f.name) for f in functions) or (klass is not None and bool(_LOSSES.search(klass.name))):
+        return True
+    owner = module.statement(node)
+    stored = getattr(owner, "targets", [getattr(owner, "target", None)])
+    if any(loss_like(dotted(t)) for t in stored if t is not None):
+        return True
+    if any(_goes_backward(f, module) or _takes_targets(f) for f in functions):
+        return True
+    callers = [c for f in functions if f not in seen for c in callers_of(f, module)]
+    return len(seen) < 4 and any(
+        not aside(c, module) and _in_loss(c, module, seen | set(functions)) and not only_logged(c, module, 1)
+        for c in callers
+    )
+
+
+def _takes_targets(function: Function) -> bool:
+    return any(_TARGETS.search(a.arg) for a in [*function.args.args, *function.args.kwonlyargs])
+
+
+def _goes_backward(function: Function, module: Module) -> bool:
+    return any(p is function for c in module.calls("backward", "manual_backward") for p in module.parents(c))
 
 
 def is_network(klass: ast.ClassDef, module: Module) -> bool:
@@ -154,7 +204,9 @@ def only_logged(node: ast.AST, module: Module, steps: int = 3) -> bool:
     """Whether a value is reported and never trained on: detached, made a number, put among metrics."""
     at = node
     for outer in module.parents(node):
-        if isinstance(outer, ast.Call) and _cuts(outer, at, module):
+        if isinstance(outer, ast.Call) and (_cuts(outer, at, module) or _collected(outer, at, module, steps)):
+            return True
+        if isinstance(outer, ast.Attribute) and outer.attr == "data":
             return True
         if isinstance(outer, ast.Return) and steps > 0:
             function = module.function(outer)
@@ -179,6 +231,23 @@ def _cuts(call: ast.Call, part: ast.AST, module: Module) -> bool:
     return part is not call.func and (bool(_SINKS.search(receiver.rpartition(".")[2])) or bool(_SINKS.search(last)))
 
 
+def _collected(call: ast.Call, part: ast.AST, module: Module, steps: int) -> bool:
+    """``values.append(x)``, where all that is done with the list afterwards is to report it."""
+    func = call.func
+    if not (isinstance(func, ast.Attribute) and func.attr == "append" and isinstance(func.value, ast.Name)):
+        return False
+    if part is func or steps <= 0:
+        return False
+    uses = [u for u in module.uses(func.value, module.function(call)) if u.lineno > call.lineno]
+    read = [u for u in uses if not _asked_for_length(u, module) and not isinstance(module.parent(u), ast.Attribute)]
+    return 0 < len(read) < 6 and all(only_logged(u, module, steps - 1) for u in read)
+
+
+def _asked_for_length(use: ast.AST, module: Module) -> bool:
+    parent = module.parent(use)
+    return isinstance(parent, ast.Call) and module.called(parent) == "len"
+
+
 def _stored_for_log(statement: ast.stmt, module: Module, steps: int) -> bool:
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -192,7 +261,7 @@ def _measured(target: ast.expr, statement: ast.stmt, module: Module, steps: int)
         key = target.slice.value if isinstance(target.slice, ast.Constant) else ""
         return bool(_SINKS.search(dotted(target.value).rpartition(".")[2])) and not loss_like(str(key))
     name = dotted(target).rpartition(".")[2]
-    if _MEASURES.search(name) and not loss_like(name):
+    if _MEASURES.search(name) and not loss_like(name) and not in_loss(statement, module):
         return True
     if not isinstance(target, ast.Name):
         return False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .flow import end, start
 from .guards import changed_in_place
-from .names import called_last, key_of
+from .names import called_last, key_of, word_set
 from .numerics import named_mask
 from .rule import Change, Moved
 from .values import cores, trail
@@ -78,10 +78,10 @@ def _alone(made: ast.Assign, use: ast.expr, module: Module) -> bool:
     return any(module.statement(use) is s or use in ast.walk(s) for s in block)
 
 
-_FLOATS = {
-    "matmul", "bmm", "mm", "einsum", "baddbmm", "softmax", "log_softmax", "linear", "float", "half", "bfloat16", "exp",
-    "log", "sqrt", "tanh", "sigmoid", "div", "cosine_similarity", "norm", "mean", "randn", "rand", "cdist",
-}  # fmt: skip
+_FLOATS = word_set(
+    """matmul bmm mm einsum baddbmm softmax log_softmax linear float half bfloat16 exp log sqrt tanh sigmoid div
+    cosine_similarity norm mean randn rand cdist"""
+)
 _SCORES = re.compile(r"score|logit|attn|attention|weight|energy|sim|dots?$|affinity|^x$|^e$|^w$|^a$|^out|^h$", re.I)
 
 

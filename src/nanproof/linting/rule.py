@@ -125,10 +125,14 @@ class Rule:
             edit = self.edit(hit)
             moved = Moved(edit) if isinstance(edit, tuple) else edit
             yield Found(
-                node=hit.node, message=self.message if isinstance(self.message, str) else self.message(hit),
-                help=self.help, edits=moved.edits, safe=moved.safe, about=self.about(hit),
+                node=hit.node,
+                message=self.message if isinstance(self.message, str) else self.message(hit),
+                help=self.help,
+                edits=moved.edits,
+                safe=moved.safe,
+                about=self.about(hit),
                 info=any(doubtful(hit) for doubtful in self.doubt),
-            )  # fmt: skip
+            )
             return
 
     @property

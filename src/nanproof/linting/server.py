@@ -122,9 +122,12 @@ def _diagnostic(problem: Problem, text: str, types: Any) -> Any:
     finding = problem.finding
     words = finding.message + (f"\n{finding.help}" if finding.help else "")
     return types.Diagnostic(
-        range=_range(problem.span, text, types), message=words, code=finding.code, source="nanproof",
+        range=_range(problem.span, text, types),
+        message=words,
+        code=finding.code,
+        source="nanproof",
         severity=types.DiagnosticSeverity.Information if finding.info else types.DiagnosticSeverity.Warning,
-    )  # fmt: skip
+    )
 
 
 def _range(span: tuple[int, int], text: str, types: Any) -> Any:

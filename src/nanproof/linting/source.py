@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import edit, names
 from .flow import Flow, has_argument
-from .names import Operation, key_of
+from .names import Operation, key_of, word_set
 from .project import TORCH, FileFacts, ProjectFacts, lazy_facts
 from .rule import Change
 from .tree import Scope, Tree
@@ -24,8 +24,10 @@ __all__ = ["Module", "Scope"]
 
 _TORCH = tuple(word.decode() for word in TORCH)
 _OTHERS = {"mxnet", "tensorflow", "jax", "paddle", "mindspore", "keras", "megengine", "jittor", "chainer", "oneflow"}
-_GRADLESS = {"torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode",
-             "torch.autograd.grad_mode.no_grad", "torch.autograd.grad_mode.inference_mode"}  # fmt: skip
+_GRADLESS = word_set(
+    """torch.no_grad torch.inference_mode torch.autograd.no_grad torch.autograd.inference_mode
+    torch.autograd.grad_mode.no_grad torch.autograd.grad_mode.inference_mode"""
+)
 
 
 class Module(Tree):

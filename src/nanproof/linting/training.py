@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from .names import called_last, dotted, written
+from .names import called_last, dotted, word_set, written
 
 if TYPE_CHECKING:
     from .source import Module
@@ -119,7 +119,7 @@ def is_clip(module: Module, call: ast.Call) -> bool:
     """Whether a call clips gradients, by its name."""
     name = called_last(call, module)
     return name in CLIPS or bool(
-        _CLIP.search(name.lower()) and name[:1].islower() and not name.startswith(("get", "set"))
+        _CLIP.search(name.lower()) and name[:1].islower() and not name.startswith(("get", "set", "add", "register"))
     )
 
 
@@ -158,12 +158,11 @@ def names_in(node: ast.AST) -> Iterator[str]:
 
 
 # Operations through which a value stays what it was, for the question whether it is finite.
-_LIGHT = {
-    "item", "detach", "cpu", "cuda", "float", "double", "half", "mean", "sum", "clone", "numpy", "tolist", "values",
-    "div", "mul", "add", "sub", "abs", "max", "min", "stack", "cat", "unsqueeze", "squeeze", "view", "reshape",
-    "flatten", "to", "items", "list", "tuple", "norm", "sqrt", "any", "all", "isnan", "isinf", "isfinite", "bool",
-    "round", "get", "copy", "deepcopy", "tensor", "as_tensor",
-}  # fmt: skip
+_LIGHT = word_set(
+    """item detach cpu cuda float double half mean sum clone numpy tolist values div mul add sub abs max min stack
+    cat unsqueeze squeeze view reshape flatten to items list tuple norm sqrt any all isnan isinf isfinite bool
+    round get copy deepcopy tensor as_tensor"""
+)
 
 
 def origins(module: Module, node: ast.AST, depth: int = 3) -> frozenset[str]:

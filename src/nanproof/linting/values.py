@@ -11,24 +11,24 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .names import Operation, called_last, dotted, key_of
+from .names import Operation, called_last, dotted, key_of, word_set
 
 if TYPE_CHECKING:
     from .source import Module
 
 # Calls that leave every value what it is: another shape, dtype or place.
-SAME = {
-    "view", "reshape", "squeeze", "unsqueeze", "expand", "expand_as", "repeat", "repeat_interleave", "flatten", "t",
-    "unflatten", "permute", "transpose", "swapaxes", "movedim", "moveaxis", "contiguous", "float", "double", "half",
-    "bfloat16", "to", "type", "type_as", "view_as", "clone", "cuda", "cpu", "detach", "long", "int", "item",
-    "rearrange", "broadcast_to", "unsqueeze_", "squeeze_",
-}  # fmt: skip
+SAME = word_set(
+    """view reshape squeeze unsqueeze expand expand_as repeat repeat_interleave flatten t unflatten permute
+    transpose swapaxes movedim moveaxis contiguous float double half bfloat16 to type type_as view_as clone cuda
+    cpu detach long int item rearrange broadcast_to unsqueeze_ squeeze_"""
+)
 _SAME_ATTRIBUTES = {"T", "mT", "data", "H", "mH"}
 _SIZES = re.compile(
     r"(^|_)(dims?|d_?k|d_?model|hidden|width|height|channels?|size|len|length|num|count|steps?|epochs?|heads?|batch|"
     r"bsz|bs|temperature|temp|tau|scale|sigma|factor|ratio|period|base|gain)(_|$|\d)",
     re.I,
 )
+_SETTINGS = {"opt", "args", "cfg", "config", "hparams", "conf", "hp", "options", "flags", "hps"}
 _SIZE_CALLS = {"item", "size", "numel", "dim", "ndimension", "get_world_size", "cpu_count"}
 _NUMBERS = {"len", "int", "float", "round", "range", "min", "max", "sum", "abs", "pow"}
 _OPERATORS = {ast.Pow: "pow", ast.Mult: "mul", ast.Div: "div", ast.Add: "add", ast.Sub: "sub"}
@@ -228,10 +228,14 @@ def scalar(node: ast.AST, module: Module, depth: int = 0) -> bool:
         if name in _NUMBERS:
             plain = name in ("len", "int", "float", "round")
             return plain or all(scalar(a, module, depth + 1) for a in node.args)
-        return name.partition(".")[0] in ("math", "numpy") or called_last(node, module) in _SIZE_CALLS
+        return (
+            name.partition(".")[0] in ("math", "numpy", "time", "datetime") or called_last(node, module) in _SIZE_CALLS
+        )
     if isinstance(node, ast.Attribute | ast.Name):
+        if _SETTINGS & set(dotted(node).split(".")[:-1]):
+            return True
         held = module.value(node)
-        if held is not None and not isinstance(held, ast.Name):
+        if held is not None and not isinstance(held, ast.Name | ast.Subscript | ast.Attribute):
             return scalar(held, module, depth + 1)
         return bool(_SIZES.search(dotted(node).rpartition(".")[2]))
     return False

@@ -101,7 +101,15 @@ def play_again(
     bundle.set_up(model)
     if precision is not None:
         return _in_other_precision(model, step, bundle, precision)
-    found = locate(step, model=model, batch=bundle.batch, progress=progress)
+    before = bundle.incident.location
+    try:
+        found = locate(
+            step, model=model, batch=bundle.batch, progress=progress, loss=before.loss if before is not None else None
+        )
+    except UsageError as error:
+        raise UsageError(
+            error.message, hint=f"{error.hint}; the batch that the incident kept: {_outline(bundle.batch)}"
+        ) from error
     if found.reproduced:
         return found
     return dataclasses.replace(found, notes=(*found.notes, *differences(bundle)))
@@ -117,11 +125,30 @@ def _made(factory: Callable[..., Any], batch: Any) -> tuple[nn.Module, Callable[
     return made
 
 
+def _outline(batch: Any) -> str:
+    """The form of a batch in a few words.
+
+    >>> _outline({"x": torch.zeros(2, 3), "n": 4})
+    '{x: tensor [2, 3], n: int}'
+    """
+    if isinstance(batch, torch.Tensor):
+        return f"tensor {list(batch.shape)}"
+    if isinstance(batch, dict):
+        return f"{{{', '.join(f'{k}: {_outline(v)}' for k, v in list(batch.items())[:8])}}}"
+    if isinstance(batch, tuple | list):
+        return f"({', '.join(map(_outline, batch[:8]))})"
+    return type(batch).__name__
+
+
 def differences(bundle: Bundle) -> tuple[str, ...]:
     """What of this process is not as it was at the incident."""
     then = bundle.incident.environment
-    now = {"torch": str(torch.__version__), "python": sys.version.split()[0], "threads": str(torch.get_num_threads()),
-           "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}  # fmt: skip
+    now = {
+        "torch": str(torch.__version__),
+        "python": sys.version.split()[0],
+        "threads": str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
     found = [f"{k} was {then[k]}, is {v}" for k, v in now.items() if k in then and then[k] != v]
     for name, part in (("batch", bundle.batch), ("weights", bundle.weights), ("random states", bundle.random)):
         if not part:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -16,23 +15,107 @@ from .values import INF, NAN
 
 # operations that write a constant where they are told to: an infinity from them is meant
 _WRITES = {
-    "full", "full_like", "new_full", "scalar_tensor", "masked_fill", "masked_fill_", "fill", "fill_", "where",
-    "lift_fresh", "lift_fresh_copy", "constant_pad_nd", "index_fill", "index_fill_", "index_put", "index_put_",
-    "_index_put_impl_", "masked_scatter", "masked_scatter_", "scatter", "scatter_", "slice_scatter", "select_scatter",
-    "copy_", "add", "sub", "add_", "sub_", "rsub",
-}  # fmt: skip
+    "full",
+    "full_like",
+    "new_full",
+    "scalar_tensor",
+    "masked_fill",
+    "masked_fill_",
+    "fill",
+    "fill_",
+    "where",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "constant_pad_nd",
+    "index_fill",
+    "index_fill_",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "masked_scatter",
+    "masked_scatter_",
+    "scatter",
+    "scatter_",
+    "slice_scatter",
+    "select_scatter",
+    "copy_",
+    "add",
+    "sub",
+    "add_",
+    "sub_",
+    "rsub",
+}
 # operations that hand a mask on, entry by entry or as the extreme of a row
 _CARRIES = _WRITES | {
-    "_to_copy", "clone", "triu", "tril", "triu_", "tril_", "_unsafe_view", "cat", "stack", "repeat", "roll", "flip",
-    "index", "index_select", "gather", "embedding", "mul", "mul_", "div", "div_", "neg", "minimum", "maximum", "fmin",
-    "fmax", "clamp", "clamp_min", "clamp_max", "amax", "amin", "max", "min", "aminmax", "topk", "sort", "logsumexp",
-    "expand_copy", "repeat_interleave", "nan_to_num", "cummax", "cummin", "logaddexp", "_log_softmax", "logcumsumexp",
-    "take", "take_along_dim", "_reshape_copy", "slice_copy", "narrow_copy", "view_copy", "unfold", "permute_copy",
-}  # fmt: skip
+    "_to_copy",
+    "clone",
+    "triu",
+    "tril",
+    "triu_",
+    "tril_",
+    "_unsafe_view",
+    "cat",
+    "stack",
+    "repeat",
+    "roll",
+    "flip",
+    "index",
+    "index_select",
+    "gather",
+    "embedding",
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "neg",
+    "minimum",
+    "maximum",
+    "fmin",
+    "fmax",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "aminmax",
+    "topk",
+    "sort",
+    "logsumexp",
+    "expand_copy",
+    "repeat_interleave",
+    "nan_to_num",
+    "cummax",
+    "cummin",
+    "logaddexp",
+    "_log_softmax",
+    "logcumsumexp",
+    "scatter_reduce",
+    "scatter_reduce_",
+    "index_reduce",
+    "index_reduce_",
+    "take",
+    "take_along_dim",
+    "_reshape_copy",
+    "slice_copy",
+    "narrow_copy",
+    "view_copy",
+    "unfold",
+    "permute_copy",
+}
 SOFTMAX = (
-    "_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "softmax", "log_softmax", "_scaled_dot_product",
-    "_masked_softmax", "_fused_sdp", "_sparse_softmax",
-)  # fmt: skip
+    "_softmax",
+    "_log_softmax",
+    "_safe_softmax",
+    "logsumexp",
+    "softmax",
+    "log_softmax",
+    "_scaled_dot_product",
+    "_masked_softmax",
+    "_fused_sdp",
+    "_sparse_softmax",
+)
 # operations that let a deliberate infinity out of its mask, those first that do it on purpose
 _TAKES = (
     ("logsumexp", "nll_loss", "gather", "amax", "max", "amin", "min", "topk"),
@@ -142,9 +225,10 @@ class Blamer:
 def relevant_parents(event: Event) -> list[int]:
     """The bad inputs that explain a bad output: NaN ones if there are any, else infinite ones.
 
-    A mask's −inf beside a NaN explains nothing: the NaN would be there without it.
+    A mask's −inf beside a NaN explains nothing: the NaN would be there without it. Nor does a NaN explain an infinity:
+    it was selected away.
     """
-    worst = NAN if any(k == NAN for k, _ in event.parents) else INF
+    worst = NAN if event.kind == NAN and any(k == NAN for k, _ in event.parents) else INF
     return [p for k, p in event.parents if k == worst and p >= 0]
 
 
@@ -187,16 +271,16 @@ def _of_a_boolean(event: Event) -> bool:
 
 
 def _sums_masks(event: Event) -> bool:
-    """The sum of two masks of the dtype's lowest number is −inf."""
+    """A score plus a mask of about the dtype's lowest number, or two masks that are far down, may be −inf."""
     if event.op not in ("add", "add_") or event.args is None:
         return False
     terms = [v for v in event.args[:2] if isinstance(v, Tensor) and v.is_floating_point()]
     if len(terms) < 2:
         return False
-    low = functools.reduce(torch.maximum, torch.broadcast_tensors(*(t.double() for t in terms)))  # type: ignore[no-untyped-call]
-    total = terms[0].double() + terms[1].double()
-    lowest = torch.finfo(terms[0].dtype).min
-    return bool((low[total < lowest] <= lowest / 4).all()) and not bool((total > -lowest).any())
+    first, second = torch.broadcast_tensors(*(t.double() for t in terms))  # type: ignore[no-untyped-call]
+    total, lowest = first + second, torch.finfo(terms[0].dtype).min
+    masks = (torch.minimum(first, second) <= 0.9 * lowest) | (torch.maximum(first, second) <= lowest / 4)
+    return bool(masks[total < lowest].all()) and not bool((total > -lowest).any())
 
 
 def fully_masked(args: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,13 @@ from torch import nn
 from ..location import Location, code_frame
 from .replay import Replay
 from .sandbox import Sandbox
-from .values import kind_of, source_of
+from .values import Frame, is_users, kind_of, source_of
 
 if TYPE_CHECKING:
     from .find import _Search
     from .trace import Event
 
 _STAGES = ("eager", "aot_eager")
-_TRIES = 24
-"""How many submodules are compiled alone, at most."""
 
 
 def compiled_only(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, float] | None) -> Location | None:
@@ -44,25 +42,46 @@ def compiled_only(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[st
                         "aot_eager": "AOTAutograd (backend='aot_eager' fails too)",
                     }[name]
                     break
+        torch._dynamo.reset()
+        fails()
+        compiled = _compiled_functions()
         module, kind = _smallest(sandbox, fails)
         torch._dynamo.reset()
-    root = getattr(sandbox.model, "_orig_mod", sandbox.model)
-    file, line = source_of(root.get_submodule(module)) if kind else _first_line(step)
-    where = (
-        f"with {module} ({kind}) run eagerly it is finite" if kind else "no single submodule heals it when run eagerly"
-    )
+    if kind:
+        root = getattr(sandbox.model, "_orig_mod", sandbox.model)
+        file, line = source_of(root.get_submodule(module))
+        function, where = "forward", f"with {module} ({kind}) run eagerly it is finite"
+    else:
+        file, line, function = compiled[0] if len(compiled) == 1 else _first_line(step)
+        where = "no single submodule heals it when run eagerly"
+        if len(compiled) == 1:
+            where = f"the only function that is compiled is {function}"
     return Location(
-        reproduced=True, phase="outside", mechanism="compiled-only", module=module, op="torch.compile",
-        file=file, line=line, function="forward", code=tuple(code_frame(file, line)),
+        reproduced=True,
+        phase="outside",
+        mechanism="compiled-only",
+        module=module,
+        op="torch.compile",
+        file=file,
+        line=line,
+        function=function,
+        code=tuple(code_frame(file, line)),
         why=f"the step is finite eagerly and not when compiled; it begins in {stage}; {where}",
         verified=True if kind else None,
-    )  # fmt: skip
+    )
 
 
-def _first_line(step: Any) -> tuple[str, int]:
+def _compiled_functions() -> list[Frame]:
+    """The user's functions that TorchDynamo has compiled since it was reset."""
+    seen = getattr(getattr(torch._dynamo.convert_frame, "input_codes", None), "seen", ())
+    codes = (ref() for ref in seen)
+    return [(c.co_filename, c.co_firstlineno, c.co_name) for c in codes if c is not None and is_users(c)]
+
+
+def _first_line(step: Any) -> Frame:
     """Where a step function is written."""
     code = getattr(inspect.unwrap(getattr(step, "func", step)), "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
+    return (code.co_filename, code.co_firstlineno, code.co_name) if code is not None else ("", 0, "")
 
 
 def _compiles(sandbox: Sandbox) -> bool:
@@ -72,10 +91,10 @@ def _compiles(sandbox: Sandbox) -> bool:
 
 
 def _failing(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, float] | None) -> Callable[..., bool]:
-    def fails(eager: nn.Module | None = None) -> bool:
+    def fails(eager: Sequence[nn.Module] = ()) -> bool:
         sandbox.reset()  # which takes away, too, what was changed in a module before
-        if eager is not None:
-            eager.forward = torch._dynamo.disable(eager.forward)
+        for module in eager:
+            module.forward = torch._dynamo.disable(module.forward)
         replay = Replay(step, sandbox, weights)
         try:
             losses = replay.forward()
@@ -91,23 +110,32 @@ def _failing(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, fl
 
 def _smallest(sandbox: Sandbox, fails: Callable[..., bool]) -> tuple[str, str]:
     """The smallest module whose eager run heals the compiled step, as a path and a class; empty when none does."""
-    tried = 0
 
-    def heals(module: nn.Module) -> bool:
-        nonlocal tried
-        tried += 1
+    def heals(modules: list[tuple[str, nn.Module]]) -> bool:
         torch._dynamo.reset()
-        return not fails(module)
+        return bool(modules) and not fails([m for _, m in modules])
 
     def descend(path: str, module: nn.Module) -> tuple[str, nn.Module]:
-        for name, child in module.named_children():
-            if tried < _TRIES and heals(child):
-                return descend(f"{path}.{name}".lstrip("."), child)
-        return path, module
+        left = list(_called_by(module, path))
+        if not heals(left):
+            return path, module
+        while len(left) > 1:
+            half = len(left) // 2
+            left = next((part for part in (left[:half], left[half:]) if heals(part)), [])
+        return descend(*left[0]) if left else (path, module)
 
-    root = getattr(sandbox.model, "_orig_mod", sandbox.model)
-    path, module = descend("", root)
+    path, module = descend("", getattr(sandbox.model, "_orig_mod", sandbox.model))
     return (path, type(module).__name__) if path else ("", "")
+
+
+def _called_by(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules right below one, by path; lists and dictionaries of modules are not called themselves."""
+    for name, child in module.named_children():
+        below = f"{path}.{name}".lstrip(".")
+        if type(child).forward is nn.Module.forward:
+            yield from _called_by(child, below)
+        else:
+            yield below, child
 
 
 _DETERMINISTIC = frozenset(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -17,18 +18,20 @@ from torch.nn.modules.module import register_module_forward_hook
 from ..errors import UsageError
 from ..location import Location, Phase, call_name, code_frame
 from ..losses import Losses
+from .apart import apart
 from .blame import Blame, Blamer, relevant_parents
 from .collectives import CollectiveRefused, has_peers, no_collectives
 from .differently import other_kernels
+from .exactly import Exactly, Reached
 from .mechanism import forward_op, mechanism_of, vanished_eps
 from .patch import Neutralize, Patch
-from .precision import finite_in_float64, where_rounded
+from .precision import InFloat64, in_float64, where_rounded
 from .replay import Replay, bind
 from .sandbox import OutOfTime, Sandbox
 from .suspect import suspect_commit
 from .trace import Event, Trace
 from .update import writer_of
-from .values import INF, floats_in, frames_of, key_of, kind_of, library_frames, own_frame, source_of
+from .values import NAN, floats_in, frames_of, key_of, kind_of, library_frames, own_frame, source_of
 
 
 def locate(
@@ -72,7 +75,8 @@ def locate(
             with sandbox.kept():
                 return search.together() if lockstep else search.run(verify)
     except CollectiveRefused as refused:
-        return Location(reproduced=False, notes=(f"not located on several ranks: {refused.message}",))
+        said = f"not located on several ranks: {refused.message}"
+        return Location(reproduced=False, mechanism="communication", notes=(said,))
 
 
 def _eager() -> AbstractContextManager[Any]:
@@ -84,17 +88,30 @@ class _Search:
     """One call of `locate`."""
 
     def __init__(
-        self, step: Callable[[], Any], sandbox: Sandbox, max_bytes: int, weights: Mapping[str, float] | None,
-        optimizer: torch.optim.Optimizer | None, expected: float | None, progress: Callable[[str], None] | None,
-    ) -> None:  # fmt: skip
-        self._say = progress or (lambda _: None)
+        self,
+        step: Callable[[], Any],
+        sandbox: Sandbox,
+        max_bytes: int,
+        weights: Mapping[str, float] | None,
+        optimizer: torch.optim.Optimizer | None,
+        expected: float | None,
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self._progress, self._process = progress, os.getpid()
         self.step, self.sandbox = step, sandbox
         self._max_bytes, self._weights = max_bytes, weights
         self._optimizer, self._expected = optimizer, expected
         self._differentiates = False
         self._trace: Trace | None = None
+        self._wide = InFloat64()
+        self._left: list[str] = []
+        """Operations before the origin that the proof could not compute in float64."""
         self._raised = ""
         """What the step itself raises, when a bad value ends it before there is a loss."""
+
+    def _say(self, what: str) -> None:
+        if self._progress is not None and os.getpid() == self._process:  # a child has no display
+            self._progress(what)
 
     def together(self) -> Location:
         """All ranks replay at once: exactly one forward and one backward."""
@@ -118,14 +135,16 @@ class _Search:
         try:
             found, primary = self._before_zero(trace, found, primary)
             found = self._widened(found, primary)
-            return self._proved(found, primary) if verify else found
+            if not verify:
+                return found
+            proved, remark = apart(lambda: self._proved(found, primary), found, "proved")
+            return dataclasses.replace(proved, doubt=remark.partition(": ")[2]) if remark else proved
         except CollectiveRefused:
             raise
         except OutOfTime as error:
-            return dataclasses.replace(found, notes=(*found.notes, f"not verified: {error}"))
+            return dataclasses.replace(found, doubt=str(error))
         except Exception as error:  # the answer stands; only its proof could not be had
-            note = f"not verified: replaying the step again failed ({type(error).__name__}: {error})"
-            return dataclasses.replace(found, notes=(*found.notes, note))
+            return dataclasses.replace(found, doubt=f"replaying it again failed ({type(error).__name__}: {error})")
 
     def _raises(self) -> bool:
         """Whether the step raises by itself too, and not only while every operation is looked at."""
@@ -169,10 +188,17 @@ class _Search:
             )
         file, line = source_of(bad[0])
         return Location(
-            reproduced=True, phase="forward", op=type(bad[0]).__name__, file=file, line=line, function="forward",
-            module=names[id(bad[0])], why="the first module with a bad output", code=tuple(code_frame(file, line)),
+            reproduced=True,
+            phase="forward",
+            op=type(bad[0]).__name__,
+            file=file,
+            line=line,
+            function="forward",
+            module=names[id(bad[0])],
+            why="the first module with a bad output",
+            code=tuple(code_frame(file, line)),
             notes=notes,
-        )  # fmt: skip
+        )
 
     def _traced(self, lockstep: bool = False, fill_empty: bool = False) -> tuple[Trace, Losses, list[int]]:
         """One traced pass; the events that the bad loss or gradients came from."""
@@ -192,7 +218,7 @@ class _Search:
                 replay.backward(losses)
         if bad_loss:
             return trace, losses, self._producers(trace, [(loss, loss)])
-        if trace.sinks or lockstep:  # several ranks: what this rank itself sent into a reduction
+        if trace.sinks or (lockstep and self.sandbox.sharded):  # what this rank itself sent into a reduction
             return trace, losses, trace.sinks
         bad = [(leaf, g) for leaf, g in replay.gradients() if kind_of(g)]
         bad += [(t, t.grad) for _, t in self.sandbox.tensors if t.grad is not None and kind_of(t.grad)]
@@ -213,8 +239,10 @@ class _Search:
         places = [self._place(trace, blamer, found, origin) for origin in found.origins]
         first = places[0]
         component = next((name for name, term in losses.components.items() if kind_of(term)), "")
-        if not kind_of(losses.total) and _left_out(found.chain):
-            why = "the forward leaves this value out, so its gradient is exactly 0, and 0 · inf has no value"
+        named = first.mechanism in ("masked-row", "empty-reduction")  # what went wrong is known better than that
+        if not kind_of(losses.total) and not named and _left_out(found.chain):
+            value = "NaN" if found.chain[0].kind == NAN else "inf"
+            why = f"the forward leaves this value out, so its gradient is exactly 0, and 0 · {value} has no value"
             first = dataclasses.replace(first, mechanism="where-gradient", why=f"{why}; {first.why}")
         notes = [*first.notes, *([f"after it {self._raised}"] if self._raised else self._differs(losses))]
         if trace.skipped:
@@ -222,9 +250,14 @@ class _Search:
             notes.append(f"not looked at, because they cannot be read: {names}")
         end = "error" if self._raised else "loss" if kind_of(losses.total) else "gradient"
         return dataclasses.replace(
-            first, chain=_way(found.chain, end), also=tuple(places[1:5]), component=component,
-            notes=tuple(notes), commit=suspect_commit(first.file, first.line),
-        )  # fmt: skip
+            first,
+            chain=_way(found.chain, end),
+            also=tuple(places[1:5]),
+            component=component,
+            notes=tuple(notes),
+            commit=suspect_commit(first.file, first.line),
+            loss=float(losses.total.detach()),
+        )
 
     def _place(self, trace: Trace, blamer: Blamer, found: Blame, event: Event) -> Location:
         parents = relevant_parents(event)
@@ -245,22 +278,34 @@ class _Search:
                 f"{call_name(mask.op)} at {origin[0]}:{origin[1]}" if origin else mask.leaf or "a tensor made elsewhere"
             )
             notes.append(f"the mask comes from {said}")
-        leaf = event.leaf
+        leaf, writer = event.leaf, ""
         if leaf and event.output is not None and event.output.first_bad is not None:
             leaf = f"{leaf}{list(event.output.first_bad)}"
         if leaf.startswith("parameter") and self._optimizer is not None:
             parameter = next((p for p in self.sandbox.trained() if self.sandbox.names().get(id(p)) == event.leaf), None)
-            said = writer_of(parameter, self._optimizer) if parameter is not None else ""
+            said, wrote = writer_of(parameter, self._optimizer) if parameter is not None else ("", False)
             why = f"{why}; {said}" if said else why
+            writer = type(self._optimizer).__name__ if wrote else ""
         phase: Phase = {"uninitialized": "outside"}.get(event.phase, event.phase)  # type: ignore[assignment]
         op = forward_op(event)
         return Location(
-            reproduced=True, phase=phase, op=call_name(op) if op.endswith("Backward0") else op,
-            file=file, line=line, function=function,
-            stack=library_frames(site.stack), code=tuple(code_frame(file, line)),
-            module=site.module, mechanism=mechanism, why=why, inputs=tuple(event.inputs),
-            outputs=(event.output,) if event.output else (), leaf=leaf, notes=tuple(notes),
-        )  # fmt: skip
+            reproduced=True,
+            phase=phase,
+            op=call_name(op) if op.endswith("Backward0") else op,
+            file=file,
+            line=line,
+            function=function,
+            stack=library_frames(site.stack),
+            code=tuple(code_frame(file, line)),
+            module=site.module,
+            mechanism=mechanism,
+            why=why,
+            inputs=tuple(event.inputs),
+            outputs=(event.output,) if event.output else (),
+            leaf=leaf,
+            notes=tuple(notes),
+            written_by=writer,
+        )
 
     def _before_zero(self, trace: Trace, found: Location, origin: Event) -> tuple[Location, Event]:
         """An overflow that was divided away (x / inf is 0) may be behind a zero that something stumbles over."""
@@ -271,7 +316,7 @@ class _Search:
         while parents := relevant_parents(source):
             source = trace.events[parents[0]]
             chain.insert(0, source)
-        if blamer.is_intentional(source.number) or not self._healed(source)[0]:
+        if blamer.is_intentional(source.number) or not apart(lambda: bool(self._healed(source)[0]), False, "")[0]:
             return found, origin
         place = self._place(trace, blamer, self._blame, source)
         note = (
@@ -280,7 +325,12 @@ class _Search:
         path = tuple(e.op for e in chain) + found.chain
         notes = (*place.notes, *found.notes, note)
         return dataclasses.replace(
-            place, chain=path, component=found.component, notes=notes, commit=suspect_commit(place.file, place.line)
+            place,
+            chain=path,
+            component=found.component,
+            notes=notes,
+            loss=found.loss,
+            commit=suspect_commit(place.file, place.line),
         ), source
 
     def _widened(self, found: Location, origin: Event) -> Location:
@@ -290,11 +340,27 @@ class _Search:
         self._say("replaying the forward pass in float64")
         self.sandbox.allow()
         self.sandbox.reset()
-        if not finite_in_float64(self.step, self.sandbox.model, origin, keep_grad=self._differentiates):
-            return found
-        said = vanished_eps(origin) or where_rounded(
-            self.step, self.sandbox.model, origin, self.sandbox.reset, keep_grad=self._differentiates
+        model, keep = self.sandbox.model, self._differentiates
+        what = "replayed in float64"
+        wide, remark = apart(
+            lambda: in_float64(self.step, model, origin, keep_grad=keep), InFloat64(), what, needs_child=True
         )
+        self._wide = wide
+        if remark:
+            found = dataclasses.replace(found, notes=(*found.notes, remark))
+        if not wide.finite:
+            return found
+        said = vanished_eps(origin) if not wide.elsewhere else ""
+        if not said:
+            reset = self.sandbox.reset
+            (said, cancels), _ = apart(
+                lambda: where_rounded(self.step, model, origin, reset, keep_grad=keep),
+                ("", False),
+                what,
+                needs_child=True,
+            )
+            if wide.elsewhere and not cancels:
+                return found
         why = f"{found.why}; in float64 it is finite: " + (said or "a value was rounded before")
         return dataclasses.replace(found, mechanism="underflow", why=why)
 
@@ -304,13 +370,56 @@ class _Search:
         more: list[Location] = []
         if healed is False:
             more = [p for p in self._behind(origin, patch) if (p.file, p.line) not in known]
-        notes = found.notes
         if healed:
-            notes = (*notes, *(said for kernel, said in other_kernels(origin) if self._finite((), kernel)))
-        proved = healed
-        if healed and (found.phase == "outside" or self._differs_from_original):
-            proved = None if found.phase == "outside" else False
-        return dataclasses.replace(found, verified=proved, also=(*found.also, *more)[:6], notes=notes)
+            why = next((said for kernel, said in other_kernels(origin) if self._finite((), kernel)), found.why)
+            found = dataclasses.replace(found, why=why)
+        doubt = ""
+        if healed is False:
+            doubt = "repairing it alone does not heal the step"
+        elif healed and self._differs_from_original:
+            doubt = "the replay is not the original step"
+        elif healed and origin.call >= 0:
+            doubt = self._rounding_before(origin)
+        if self._left:
+            said = f"before it, not computed in float64: {', '.join(self._left[:4])}"
+            found = dataclasses.replace(found, notes=(*found.notes, said))
+        proved = None if healed is None or (healed and found.phase == "outside") else not doubt
+        return dataclasses.replace(found, verified=proved, doubt=doubt, also=(*found.also, *more)[:6])
+
+    def _rounding_before(self, origin: Event) -> str:
+        """The operation before the origin whose rounding makes it fail; empty when it fails without any rounding.
+
+        All of them are treated at once: one alone in float64 breaks ties that are meant to be exact, as in x − x.
+        """
+        if self._wide.fails_rounded:
+            return ""
+        self._say("replaying the step with everything before the operation in float64")
+        exact = self._fails_after(origin, range(origin.call))
+        self._left = sorted(exact.left)
+        if exact.fails:
+            return ""
+        if exact.fails is None:  # other branches, or code that is compiled in between (TorchScript)
+            return "a replay with everything before it in float64 does not come to it"
+        same, other = 1, origin.call  # in float64 below the first nothing changes, below the second it does
+        while other - same > 1:
+            middle = (same + other) // 2
+            if self._fails_after(origin, range(middle)).fails:
+                same = middle
+            else:
+                other = middle
+        alone = self._fails_after(origin, (same,), watched=same)
+        which = alone.seen if alone.fails is False else f"everything up to {alone.seen}"
+        return f"rounding before it is to blame: with {which} computed in float64 it does not fail"
+
+    def _fails_after(self, origin: Event, treated: Container[int], watched: int = 0) -> Exactly:
+        """A replay up to the origin, with some of the operations before it in float64."""
+        assert self._trace is not None
+        self.sandbox.reset()
+        replay = Replay(self.step, self.sandbox, self._weights)
+        mode = Exactly(origin, self._trace.formats, treated, watched)
+        with suppress(Reached, UsageError), mode:  # a step that raises has not come to the origin
+            replay.backward(replay.forward())
+        return mode
 
     def _healed(self, origin: Event) -> tuple[bool | None, Patch | None]:
         """Whether the step is finite when only the origin is repaired, and how; None when it cannot be tried.
@@ -383,7 +492,9 @@ class _Search:
         return [self._difference]
 
     def _nothing(self, losses: Losses) -> Location:
-        return Location(reproduced=False, notes=(_measured(losses), *self._differs(losses)))
+        return Location(
+            reproduced=False, notes=(_measured(losses), *self._differs(losses)), loss=float(losses.total.detach())
+        )
 
     def _not_reproduced(self, losses: Losses) -> Location:
         from .differently import compiled_only, uninitialized
@@ -404,12 +515,17 @@ class _Search:
             notes.append(
                 "if it failed before: the batch, the random states, the weights, the device or the versions differ"
             )
-        return Location(reproduced=False, notes=tuple(notes))
+        return Location(reproduced=False, notes=tuple(notes), loss=float(losses.total.detach()))
 
 
 def _left_out(chain: list[Event]) -> bool:
-    """Whether an infinity of the forward pass does harm only where its own gradient, 0, is multiplied by it."""
-    return len(chain) > 1 and chain[0].phase == "forward" and chain[0].kind == INF and chain[1].dead_branch
+    """Whether a value of the forward pass does harm only where its own gradient, 0, is multiplied by it.
+
+    Behind a finite loss a NaN was left out; an infinity may have been divided away as well.
+    """
+    if len(chain) < 2 or chain[0].phase != "forward":
+        return False
+    return chain[0].kind == NAN or chain[1].dead_branch
 
 
 def _measured(losses: Losses) -> str:

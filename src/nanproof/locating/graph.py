@@ -10,9 +10,28 @@ from torch import Tensor
 
 # backward nodes of operations that leave values out, and so send them a gradient of exactly zero
 _SELECTING = (
-    "Where", "Masked", "NanToNum", "Index", "Select", "Slice", "Gather", "Clamp", "Relu", "Threshold", "HardTanh",
-    "Maximum", "Minimum", "Max", "Min", "Take", "Narrow", "Split", "Unbind", "Tril", "Triu",
-)  # fmt: skip
+    "Where",
+    "Masked",
+    "NanToNum",
+    "Index",
+    "Select",
+    "Slice",
+    "Gather",
+    "Clamp",
+    "Relu",
+    "Threshold",
+    "HardTanh",
+    "Maximum",
+    "Minimum",
+    "Max",
+    "Min",
+    "Take",
+    "Narrow",
+    "Split",
+    "Unbind",
+    "Tril",
+    "Triu",
+)
 
 
 class Graph:
@@ -21,6 +40,8 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: set[Any] = set()
         self._feeders: dict[Any, list[Any]] = {}
+        self.masks: set[int] = set()
+        """Sequence numbers of products with a constant that has zeros, as a mask has."""
         self._incoming: tuple[Any, tuple[Tensor | None, ...]] = (None, ())
         """The node that runs, and the gradients that came into it."""
 
@@ -51,6 +72,10 @@ class Graph:
         """The nodes that hand this one its gradients."""
         return self._feeders.get(node, [])
 
+    def _selects(self, node: Any) -> bool:
+        """Whether the operation behind a node leaves values out."""
+        return number_of(node) in self.masks or bool(node.name().startswith(_SELECTING))
+
     def left_out(self, node: Any, out: Tensor) -> bool:
         """Whether the forward leaves the value behind a bad derivative out.
 
@@ -71,16 +96,10 @@ class Graph:
             feeder = todo.pop()
             if feeder not in seen:
                 seen.add(feeder)
-                if _selects(feeder):
+                if self._selects(feeder):
                     return True
                 todo += self.feeders(feeder)
         return False
-
-
-def _selects(node: Any) -> bool:
-    """Whether the operation behind a backward node leaves values out; a product does when one factor is a constant."""
-    masks = node.name().startswith("Mul") and any(child is None for child, _ in node.next_functions)
-    return masks or bool(node.name().startswith(_SELECTING))
 
 
 def number_of(node: Any) -> int:

@@ -16,8 +16,9 @@ def find_incident(path: Path) -> tuple[Path, str]:
     """
     remark = ""
     incidents = path if path.name == "incidents" else path / "incidents"
-    if not (path / "incident.json").is_file() and incidents.is_dir():
-        found = sorted(p for p in incidents.iterdir() if (p / "incident.json").is_file())
+    run = incidents.is_dir() or (path / "run.json").is_file()
+    if not (path / "incident.json").is_file() and run:
+        found = sorted(p for p in incidents.glob("*") if (p / "incident.json").is_file())
         if not found:
             raise UsageError(f"{path} holds no incident: nothing went wrong in that run, or it kept none")
         more = f" of {len(found)}" if len(found) > 1 else ""

@@ -17,20 +17,72 @@ from .trace import Event, Made, versions_of
 from .values import FINITE, INF, NAN, floats_in, kind_of
 
 _POLES = (
-    "div", "addcdiv", "reciprocal", "log", "rsqrt", "pow", "digamma", "lgamma", "polygamma", "logit", "atanh",
+    "div",
+    "addcdiv",
+    "reciprocal",
+    "log",
+    "rsqrt",
+    "pow",
+    "digamma",
+    "lgamma",
+    "polygamma",
+    "logit",
+    "atanh",
     "special_",
-    "linalg_", "sqrt", "tan", "erfinv", "xlogy", "_ctc_loss", "cholesky", "inverse",
-)  # fmt: skip
+    "linalg_",
+    "sqrt",
+    "tan",
+    "erfinv",
+    "xlogy",
+    "_ctc_loss",
+    "cholesky",
+    "inverse",
+)
 _EMPTY = ("mean", "std", "var", "median", "nanmedian", "nll_loss", "quantile", "segment_reduce")
 # operations whose result grows without bound: infinite even in float64, it is too large rather than undefined
 _GROW = (
-    "exp", "cosh", "sinh", "pow", "mul", "mm", "bmm", "addmm", "baddbmm", "matmul", "dot", "conv", "sum", "cumsum",
-    "prod", "cumprod", "square", "add", "sub", "linalg_matrix_exp", "special_i0", "special_i1", "i0",
-)  # fmt: skip
+    "exp",
+    "cosh",
+    "sinh",
+    "pow",
+    "mul",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "matmul",
+    "dot",
+    "conv",
+    "sum",
+    "cumsum",
+    "prod",
+    "cumprod",
+    "square",
+    "add",
+    "sub",
+    "linalg_matrix_exp",
+    "special_i0",
+    "special_i1",
+    "i0",
+)
 _AT_ZERO = (
-    "div", "true_divide", "addcdiv", "reciprocal", "log", "log2", "log10", "rsqrt", "sqrt", "pow", "digamma", "lgamma",
-    "polygamma", "xlogy",
-)  # fmt: skip
+    "div",
+    "true_divide",
+    "addcdiv",
+    "reciprocal",
+    "log",
+    "log2",
+    "log10",
+    "rsqrt",
+    "sqrt",
+    "pow",
+    "digamma",
+    "lgamma",
+    "polygamma",
+    "xlogy",
+)
+_NOT_AT_ZERO = ("acosh", "log1p", "logit", "linalg.cholesky", "linalg.inv", "det", "softmax", "log_softmax")
+"""Operations whose derivative has its pole elsewhere."""
 _LARGE = 1e3
 """From inputs of this size on, an infinity of an unknown operation is taken for an overflow."""
 _PLAIN = (
@@ -68,7 +120,8 @@ def mechanism_of(event: Event, intentional: bool) -> tuple[Mechanism, str]:
     if event.phase in ("leaf", "outside", "uninitialized"):
         return _arrived(event)
     if event.communicates:
-        return "communication", f"finite on this rank before {event.op}, not after: it came from another rank"
+        said = f"finite on this rank before {call_name(event.op)}, not after"
+        return "communication", f"{said}: another rank sent a bad value, or the reduction left the range of its dtype"
     if event.dead_branch and not event.by_user:
         what = {INF: "is infinite", NAN: "has no value"}[event.kind]
         name = call_name(forward_op(event))
@@ -102,7 +155,13 @@ def _arrived(event: Event) -> tuple[Mechanism, str]:
 def _in_backward(event: Event) -> str:
     name = call_name(forward_op(event))
     what = "infinite" if event.kind == INF else "undefined"
-    at = " at 0" if any(f.zero for f in event.inputs) else " at this input"
+    at = " at this input"
+    if name in ("linalg.eigh", "linalg.svd"):
+        at = " where two of its values are equal"
+    elif name in ("acos", "asin", "atanh", "erfinv"):
+        at = " at 1 and −1"
+    elif name not in _NOT_AT_ZERO and any(f.zero for f in event.inputs):
+        at = " at 0"
     return f"the gradient of {name} is {what}{at}"
 
 
@@ -110,7 +169,7 @@ def _explain(event: Event, intentional: bool) -> tuple[Mechanism, str]:
     if event.args is None or _freed(event.args) or event.versions != versions_of(event.args):
         return _without_arguments(event)
     if any(v != v for v in event.literals):
-        return "invalid", "the code itself puts a NaN here"
+        return "invalid", "a NaN is put here: by the code itself, or by torch (logdet of a negative determinant)"
     if event.op.startswith("_ctc_loss"):
         return "pole", "no alignment of the target fits into its input: likelihood 0, loss infinite"
     if intentional and event.op.startswith(SOFTMAX) and fully_masked(event.args):
@@ -118,7 +177,8 @@ def _explain(event: Event, intentional: bool) -> tuple[Mechanism, str]:
     if intentional and event.op in ("sub", "sub_") and event.kind == NAN:
         return "masked-row", "−inf minus −inf: the row's maximum is −inf because every entry is masked"
     if intentional and event.kind == INF:
-        return "pole", f"{call_name(event.op)} takes a value that a mask set to −inf"
+        sign = "+" if any(f.posinf for f in event.inputs) else "−"
+        return "pole", f"{call_name(event.op)} takes a value that was set to {sign}inf on purpose"
     if event.kind == NAN and not event.parents and event.op.startswith(_EMPTY):
         counted = "no label that counts" if event.op.startswith("nll_loss") else "too few elements"
         return "empty-reduction", f"{event.op} over {counted}: nothing is left to average"
@@ -143,6 +203,11 @@ def _division(event: Event, first: Tensor, second: Tensor) -> tuple[Mechanism, s
         return "invalid", "inf / inf" if bool((first.isinf() & second.isinf()).any()) else "the quotient has no value"
     makers = (*event.makers, None, None)
     above, below = makers[0], _behind(makers[1])
+    divisor = event.args[1]
+    if event.phase == "forward" and isinstance(divisor, Tensor) and not divisor.is_floating_point():
+        summed = above is not None and (_behind(above) or above).op.startswith(("sum", "index_add", "scatter_add"))
+        what = "the sum over nothing divided by a count of nothing" if summed else "divided by a count of 0"
+        return "empty-reduction", f"0 / 0: {what}"
     if event.phase == "backward" or below is None:
         return "invalid", "0 / 0"
     if eps := vanished_eps(event):
@@ -156,9 +221,9 @@ def _division(event: Event, first: Tensor, second: Tensor) -> tuple[Mechanism, s
     if below.op.startswith(("sub", "amax", "max")):
         extremes = any(b.op.startswith(("amax", "max", "amin", "min")) for b in (below, *below.before))
         return "invalid", "0 / 0: maximum and minimum are equal" if extremes else "0 / 0: a difference of equal values"
-    squares = any(b.op in ("pow", "square") for b in below.before)
+    squares = any(b.op in ("pow", "square") or (b.op == "mul" and len(set(b.inputs)) == 1) for b in below.before)
     if below.op in ("sum", "mean") and squares and not below.whole_numbers and not _counts(below):
-        return "invalid", "0 / 0: a vector of length zero is divided by its squared length"
+        return "invalid", "0 / 0: the divisor is the squared length of a zero vector"
     if below.op.startswith(("sum", "count_nonzero", "bincount", "index_add", "scatter_add", "mean")):
         totals = (
             above is not None
@@ -263,7 +328,10 @@ def _again_in_float64(event: Event) -> tuple[Mechanism, str]:
     if not first:
         return "invalid", f"{name} of an infinite value has no value (inf − inf, 0 · inf)"
     lowest = min((f.finite_min for f in event.inputs if f.finite_min is not None), default=0.0)
-    return "invalid", f"{name} is not defined there; inputs from {lowest:.4g} to {largest:.4g}"
+    highest = max((f.finite_max for f in event.inputs if f.finite_max is not None), default=0.0)
+    if 1 < largest < 1.01:  # acos, atanh, erfinv: printed as 1 it would explain nothing
+        return "invalid", f"{name} is not defined beyond 1; its largest input is 1 + {largest - 1:.2g}"
+    return "invalid", f"{name} is not defined there; inputs from {lowest:.4g} to {highest:.4g}"
 
 
 def _freed(args: Any) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..location import call_name
+from ..tensors import parts_of
 from .mode import ReplayMode, run_carefully
 from .trace import Event, Site, operation_of
-from .values import current_stack, floats_in, key_of, kind_of
+from .values import NAN, current_stack, floats_in, is_own, key_of, kind_of
 
 _BITS = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
 _CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}
@@ -32,7 +36,9 @@ class _Widen(TorchFunctionMode):
 
     def gradients(self) -> list[Tensor]:
         """Of the parameters and of what stands in for them."""
-        return [p.grad for p in self._leaves if p.grad is not None]
+        found = (p.grad for p in self._leaves if p.grad is not None)
+        whole = (g.coalesce() if g.layout is torch.sparse_coo else g for g in found)  # entries of one place add up
+        return [part for g in whole for part in parts_of(g)]
 
     def narrow(self, dtype: torch.dtype) -> bool:
         return _BITS.get(dtype, 99) < _BITS[self.dtype]
@@ -40,6 +46,8 @@ class _Widen(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
+        if name == "data_ptr" and not is_own(sys._getframe(1).f_code):
+            raise TypeError("code that takes the memory of a tensor would take float64 for what it expects")
         if name in _CASTS and self.narrow(_CASTS[name]):
             self.widened = True
             return args[0].to(self.dtype) if self.narrow(args[0].dtype) else args[0]
@@ -56,6 +64,14 @@ class _Widen(TorchFunctionMode):
             return value
 
         return function(*tree_map(widen, args), **tree_map(widen, kwargs))
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """A block in which nothing is compiled: torch would trace our modes, break its graphs and compile them again."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextmanager
@@ -93,7 +109,7 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
             p.grad = None
         mode.widened = bool(wide or buffers)
         autocast.__enter__ = disabled  # type: ignore[method-assign]
-        with mode:
+        with eagerly(), mode:
             yield mode
     finally:
         autocast.__enter__ = enter  # type: ignore[method-assign]
@@ -121,6 +137,8 @@ class _UpTo(ReplayMode):
         self._maker: dict[int, _Result] = {}
         self.caught: tuple[Any, Any, Any, bool] | None = None
         self.signs: dict[_Result, Tensor] = {}
+        self.sizes: dict[_Result, tuple[Tensor, Tensor]] = {}
+        """The largest magnitude of each result, and that of what it was made from."""
         self.inputs: dict[_Result, list[_Result]] = {}
         self.operands: list[tuple[_Result | None, Tensor]] = []
 
@@ -146,6 +164,7 @@ class _UpTo(ReplayMode):
         if self._count and (made := [t for t in floats_in(out) if key_of(t) not in views]):
             self.inputs[result] = [self._maker[k] for t in given if (k := key_of(t)) in self._maker]
             self.signs[result] = _signs(made[0])
+            self.sizes[result] = _size(made), _size(given)
             self._maker |= dict.fromkeys(map(key_of, made), result)
         return out
 
@@ -160,6 +179,10 @@ def _signs(tensor: Tensor) -> Tensor:
     return torch.stack([(values == 0).sum(), (values < 0).sum(), (values.abs() >= 1).sum()])
 
 
+def _size(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([t.detach().abs().max().double() for t in tensors]).max() if tensors else torch.zeros(())
+
+
 class _Enough(BaseException):
     """Ends a replay that has shown what was asked; no user code should catch it."""
 
@@ -168,15 +191,27 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def finite_in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep_grad: bool) -> bool:
-    """Whether an operation that failed is finite where the step, up to it, runs in float64.
+@dataclass(frozen=True, slots=True)
+class InFloat64:
+    """What an operation that failed does where the step, up to it, runs in float64."""
 
-    For a bad gradient the derivative of the forward call behind it is asked. Only the forward pass is run, and only
-    up to the operation: what comes after it cannot change the answer.
+    finite: bool = False
+    elsewhere: bool = False
+    """Whether it is given quite another operand there."""
+    fails_rounded: bool = False
+    """Whether it fails when nothing but its operand is rounded to the format of the step."""
+
+
+def in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep_grad: bool) -> InFloat64:
+    """Run a step in float64 up to an operation that failed: what comes after it cannot change the answer.
+
+    For a bad gradient the derivative of the forward call behind it is asked, with a gradient of one: where that is not
+    finite, no other gradient helps. Only the forward pass is run.
     """
     site = origin.site
-    if not site.stack or not site.nth or origin.by_user:
-        return False
+    dtype = getattr(torch, origin.output.dtype, None) if origin.output else None
+    if not site.stack or not site.nth or origin.by_user or dtype is None:
+        return InFloat64()
     catch = _UpTo(site)
     try:
         with torch.set_grad_enabled(keep_grad), in_precision(model, torch.float64), catch:
@@ -184,26 +219,28 @@ def finite_in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, 
     except _Enough:
         pass
     except Exception:
-        return False  # code that insists on its dtype gives no answer
+        return InFloat64()  # code that insists on its dtype gives no answer
     if catch.caught is None:
-        return False
+        return InFloat64()
     function, args, kwargs, finite = catch.caught
-    if origin.phase == "forward":
-        return finite and _agrees(origin, args)
-    dtype = getattr(torch, origin.output.dtype, None) if origin.output else None
-    if dtype is None or not finite:
-        return False
-    # the same operand, rounded to the format of the step, must fail: else something other than rounding does
     rounded = tree_map(lambda v: v.to(dtype) if _differentiable(v) else v, args)
-    return _has_slope(function, args, kwargs) and not _has_slope(function, rounded, kwargs)
+    if origin.phase == "forward":
+        fails = not origin.parents and not _is_finite(function, rounded, kwargs)
+        return InFloat64(finite, not _agrees(origin, args), fails)
+    if not finite:
+        return InFloat64()
+    fails = not _has_slope(function, rounded, kwargs)
+    # the same operand, rounded, must fail: else something other than rounding does
+    return InFloat64(fails and _has_slope(function, args, kwargs), False, fails)
 
 
 def where_rounded(
     step: Callable[[], Any], model: nn.Module, origin: Event, reset: Callable[[], Any], *, keep_grad: bool
-) -> str:
+) -> tuple[str, bool]:
     """Where the operand that an operation stumbles over became zero, negative or one by rounding; empty if unknown.
 
-    The forward pass runs twice, as it is and in float64, and the results on the way are compared.
+    The forward pass runs twice, as it is and in float64, and the results on the way are compared. The second value
+    says that the difference is what rounding can do to numbers of that size: large ones cancel there.
     """
     passes = []
     for wide in (False, True):
@@ -215,14 +252,15 @@ def where_rounded(
         except _Enough:
             pass
         except Exception:
-            return ""
+            return "", False
         passes.append(seen)
     narrow, exact = passes
     operands = zip(narrow.operands, exact.operands, strict=False)
     more = [(maker, (now > then).tolist()) for (maker, now), (_, then) in operands if maker is not None]
-    found = next(((maker, which.index(True)) for maker, which in more if True in which), None)
+    likely = (1, 2, 0) if origin.kind == NAN else (0, 1, 2)  # a zero makes infinities, the other two NaN
+    found = next(((maker, i) for maker, which in more for i in likely if which[i]), None)
     if found is None:
-        return ""
+        return "", False
     result, which = found
 
     def rounded(candidate: _Result) -> bool:
@@ -235,7 +273,10 @@ def where_rounded(
         seen_results.add(result)
     op, (code, line), _ = result
     became = ("0", "negative", "1 or more in magnitude")[which]
-    return f"the result of {call_name(op)} at {code.co_filename}:{line} is {became} by rounding"
+    (now, _), (then, given) = narrow.sizes[result], exact.sizes.get(result, (torch.tensor(math.nan),) * 2)
+    step_size = torch.finfo(getattr(torch, origin.output.dtype)).eps if origin.output else 0.0
+    cancels = bool((now - then).abs() <= 64 * step_size * given)
+    return f"the result of {call_name(op)} at {code.co_filename}:{line} is {became} by rounding", cancels
 
 
 def _agrees(origin: Event, args: Any) -> bool:
@@ -250,15 +291,23 @@ def _agrees(origin: Event, args: Any) -> bool:
     return True
 
 
+def _is_finite(function: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call is finite at these arguments; taken as finite when it cannot be made."""
+    try:
+        return not any(map(kind_of, floats_in(function(*args, **kwargs))))
+    except Exception:
+        return True
+
+
 def _has_slope(function: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the derivative of a call is finite at these arguments."""
+    """Whether the derivative of a call is finite at these arguments; taken as finite when it cannot be had."""
     try:
         with torch.enable_grad():
             given = tree_map(lambda v: v.clone().requires_grad_() if _differentiable(v) else v, args)
             outputs = [t for t in floats_in(function(*given, **kwargs)) if t.requires_grad]
             slopes = torch.autograd.grad([t.sum() for t in outputs], [t for t in floats_in(given) if t.requires_grad])
     except Exception:
-        return False
+        return True
     return not any(map(kind_of, slopes))
 
 

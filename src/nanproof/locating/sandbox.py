@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ from ..tensors import tensors_in
 
 T = TypeVar("T")
 _NOT_STATE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks")
+_STREAMS = (torch.Generator, random.Random, np.random.Generator)
 _LOOKED_AT = 1 << 26
 """Larger tensors in the variables of a step, such as a whole dataset, are not looked through."""
 _COPIED_ATTRIBUTE = 64 << 20
@@ -56,7 +59,8 @@ class Sandbox:
         for p in (p for m in self._modules for p in m.parameters()):
             self.hold(p)
         self._batch = [(name, t, t.detach().clone(), _version(t)) for name, t in batch_tensors(batch)]
-        objects = [o for o in used.values() if not isinstance(o, Tensor | nn.Module)]
+        self._streams = [rewind for o in used.values() if (rewind := _rewinding(o)) is not None]
+        objects = [o for o in used.values() if _trains(o)]
         self._attributes = [_Attributes(o) for o in [*(o for m in self._modules for o in m.modules()), *objects]]
         self._random = random_states()
 
@@ -82,6 +86,11 @@ class Sandbox:
         if new:
             self._gradients[id(leaf)] = (leaf, leaf.grad)
         return new
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a parameter lies on several ranks in parts."""
+        return any(hasattr(p, "_local_tensor") for p, _ in self._parameters)
 
     def trained(self) -> list[Tensor]:
         """Every leaf that may have a gradient now."""
@@ -117,6 +126,8 @@ class Sandbox:
                     tensor.copy_(copy)
         self.clear()
         set_random_states(self._random)
+        for rewind in self._streams:
+            rewind()
 
     def clear(self) -> None:
         """Take every gradient away; `kept` puts them back."""
@@ -227,8 +238,19 @@ def _trains(value: Any) -> bool:
     )
 
 
+def _rewinding(value: Any) -> Callable[[], Any] | None:
+    """A function that puts a random generator back to where it is now; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    return None
+
+
 def _used_by(step: Callable[..., Any]) -> dict[str, Any]:
-    """The modules, tensors and torch objects that a function reaches by name: closure, defaults, globals, self."""
+    """The modules, tensors, torch objects and random generators that a function reaches by name."""
     found: dict[str, Any] = {}
 
     def take(name: str, value: Any, depth: int = 0) -> None:
@@ -236,14 +258,14 @@ def _used_by(step: Callable[..., Any]) -> dict[str, Any]:
             found.setdefault(name, value)
         elif isinstance(value, FunctionType | MethodType | functools.partial) and depth < 3:
             look(value, depth + 1)
-        elif _trains(value):
+        elif _trains(value) or isinstance(value, _STREAMS):
             found.setdefault(name, value)
         elif isinstance(value, Mapping | list | tuple) and depth < 2:
             for path, tensor in list(tensors_in(value, name))[:64]:
                 found.setdefault(path, tensor)
         elif depth < 1 and hasattr(value, "__dict__") and not isinstance(value, type) and not inspect.ismodule(value):
             for key, item in list(vars(value).items())[:64]:
-                if isinstance(item, Tensor | nn.Module) or _trains(item):
+                if isinstance(item, (Tensor, nn.Module, *_STREAMS)) or _trains(item):
                     take(f"{name}.{key}", item, depth + 1)
 
     def look(function: Any, depth: int = 0) -> None:

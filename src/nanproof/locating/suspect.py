@@ -21,9 +21,15 @@ def suspect_commit(file: str, line: int) -> str:
     words = ("git", "--no-pager", "blame", "--porcelain", "-L", f"{line},{line}", "--", path.name)
     try:
         done = subprocess.run(
-            words, cwd=path.parent, capture_output=True, text=True, timeout=_SECONDS, check=True,
-            stdin=subprocess.DEVNULL, errors="replace",
-        )  # fmt: skip
+            words,
+            cwd=path.parent,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return _read(done.stdout)

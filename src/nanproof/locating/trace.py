@@ -66,6 +66,8 @@ class Operation:
     unread: list[tuple[int, str]]
     """What is written without being read: whatever garbage it held before is no input."""
     empty: bool
+    reduces: bool
+    """Over ranks."""
 
     def inputs(self, args: Any, kwargs: Any) -> list[Tensor]:
         """The values that a call reads."""
@@ -86,11 +88,25 @@ def operation_of(function: Any) -> Operation:
         written = [
             (i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
         ]
-        unread = [(i, n) for i, n in written if schema.arguments[i].is_out or name in _OVERWRITES]
+        reduces = function.namespace in _COMMUNICATION and "reduce" in name
+        mutable = schema.is_mutable
+        if reduces and function.namespace == "c10d":  # writes over its first argument, which its schema does not say
+            mutable, written = True, [(0, schema.arguments[0].name)]
+        unread = [
+            (i, n)
+            for i, n in written
+            if schema.arguments[i].is_out or name in _OVERWRITES or (reduces and "scatter" in name)
+        ]
         found = _known[function] = Operation(
-            name, function.namespace, schema.is_mutable, schema.is_mutable or name in _WRITES_UNSAID, written, unread,
+            name,
+            function.namespace,
+            mutable,
+            mutable or name in _WRITES_UNSAID,
+            written,
+            unread,
             name.startswith(("empty", "new_empty")),
-        )  # fmt: skip
+            reduces,
+        )
     return found
 
 
@@ -184,6 +200,8 @@ class Trace(ReplayMode):
         """Events whose bad values were about to be reduced over ranks."""
         self.skipped: dict[str, str] = {}
         """Operations whose values could not be read, and why."""
+        self.formats: dict[int, tuple[torch.dtype, ...]] = {}
+        """Of the tensors that each operation returned."""
         self.empties: dict[int, Site] = {}
         """Memory that was asked for uninitialized and has not been written since."""
         self._made: dict[int, Made] = {}
@@ -213,9 +231,15 @@ class Trace(ReplayMode):
 
     def _leaf(self, name: str, tensor: Tensor, kind: int, phase: str = "leaf", site: Site | None = None) -> Event:
         event = Event(
-            len(self.events), site.op if site else "", phase, kind, site or Site("", [], ""), leaf=name,
-            output=facts_of(name or "value", tensor), numel=tensor.numel(),
-        )  # fmt: skip
+            len(self.events),
+            site.op if site else "",
+            phase,
+            kind,
+            site or Site("", [], ""),
+            leaf=name,
+            output=facts_of(name or "value", tensor),
+            numel=tensor.numel(),
+        )
         self.events.append(event)
         return event
 
@@ -233,9 +257,11 @@ class Trace(ReplayMode):
                 before, shown = self._look_before(op, args, kwargs)
             except Exception as error:
                 self.skipped.setdefault(op.name, f"{type(error).__name__}: {error}")
-        if op.namespace in _COMMUNICATION and "reduce" in op.name:
+        if op.reduces:
             self._meet_reduction(op.name, args)
         out = function(*args, **kwargs)
+        if op.reduces:
+            _wait(op, out)
         try:
             self._look_after(call, function, op, args, shown, kwargs, before, out, node, seq)
         except Exception as error:  # a tensor of an unknown kind must never end the step that is examined
@@ -257,9 +283,18 @@ class Trace(ReplayMode):
         return seen, tree_map(lambda v: copies.get(id(v), v), args) if complete else None
 
     def _look_after(
-        self, call: int, function: Any, op: Operation, args: Any, shown: Any, kwargs: Any,
-        before: list[tuple[int, int, Tensor]] | None, out: Any, node: Any, seq: int,
-    ) -> None:  # fmt: skip
+        self,
+        call: int,
+        function: Any,
+        op: Operation,
+        args: Any,
+        shown: Any,
+        kwargs: Any,
+        before: list[tuple[int, int, Tensor]] | None,
+        out: Any,
+        node: Any,
+        seq: int,
+    ) -> None:
         stack, called = stack_and_module()
         own = self.sites.get(number_of(node)) if node is not None else None
         module = self._names.get(id(called), type(called).__name__) if called is not None else ""
@@ -277,16 +312,21 @@ class Trace(ReplayMode):
         self.sites.setdefault(seq, site)
         outputs = floats_in(out)
         if op.mutates:  # what it wrote into need not be among what it returns
-            returned = {id(t) for t in outputs}
+            known_already = {id(t) for t in outputs}
             wrote = [args[i] if i < len(args) else kwargs.get(n) for i, n in op.written]
-            outputs += [t for t in floats_in(wrote) if id(t) not in returned]
+            outputs += [t for t in floats_in(wrote) if id(t) not in known_already]
         if op.empty:
             self._meet_empty(outputs, site)
             return
-        given = tensors_in((args, kwargs))
+        given, returned = tensors_in((args, kwargs)), tensors_in(out)
+        self.formats[call] = tuple(t.dtype for t in returned)
+        if node is None and op.name in ("mul", "mul_") and any(t.requires_grad for t in given):
+            constants = (t for t in given if not t.requires_grad and t.numel() > 1)
+            if any(bool((t == 0).any()) for t in constants):
+                self.graph.masks.add(seq)
         inside = {key_of(t): t for t in given}
         made: Made | None = None
-        for o in tensors_in(out):
+        for o in returned:
             key = key_of(o)
             if key not in inside or op.mutates:
                 if made is None:
@@ -340,18 +380,39 @@ class Trace(ReplayMode):
         return Made(op.name, backward, keys, whole, learned, literals, before)
 
     def _record(
-        self, call: int, function: Any, op: Operation, args: Any, kwargs: Any, known: list[tuple[int, int, Tensor]],
-        out: Tensor, kind: int, node: Any, seq: int, stack: Stack, site: Site,
-    ) -> None:  # fmt: skip
+        self,
+        call: int,
+        function: Any,
+        op: Operation,
+        args: Any,
+        kwargs: Any,
+        known: list[tuple[int, int, Tensor]],
+        out: Tensor,
+        kind: int,
+        node: Any,
+        seq: int,
+        stack: Stack,
+        site: Site,
+    ) -> None:
         parents = [(k, self._parent(k, key, t, node)) for k, key, t in known if k]
         backward = node is not None
         event = Event(
-            0, op.name, "backward" if backward else "forward", kind, site, parents=parents, call=call,
-            node=node.name() if backward else "", seq=(number_of(node) if backward else seq) - self.base,
-            function=function, literals=_literals(args, kwargs), by_user=backward and bool(stack),
-            communicates=op.namespace in _COMMUNICATION, numel=out.numel(),
+            0,
+            op.name,
+            "backward" if backward else "forward",
+            kind,
+            site,
+            parents=parents,
+            call=call,
+            node=node.name() if backward else "",
+            seq=(number_of(node) if backward else seq) - self.base,
+            function=function,
+            literals=_literals(args, kwargs),
+            by_user=backward and bool(stack),
+            communicates=op.namespace in _COMMUNICATION,
+            numel=out.numel(),
             widest=max((t.numel() for _, _, t in known), default=0),
-        )  # fmt: skip
+        )
         if not any(k == NAN for k, _ in parents):  # what only passes a NaN on is never an origin: no evidence is kept
             size = sum(t.numel() * t.element_size() for _, _, t in known)
             if size <= self._left:
@@ -398,6 +459,15 @@ class Trace(ReplayMode):
                 stack = stack[1:]  # not the line inside its forward: the line that applied it
             return Site(feeder.name(), stack, site.module if site else "")
         return None
+
+
+def _wait(op: Operation, out: Any) -> None:
+    """Wait for a reduction: its values are there only then."""
+    if op.namespace == "c10d":
+        out[-1].wait()
+        return
+    for tensor in tensors_in(out):
+        torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 def versions_of(args: Any) -> tuple[int, ...]:

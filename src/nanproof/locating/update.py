@@ -22,57 +22,63 @@ _GROWN = 10.0
 """A parameter that one update makes larger by this factor has outgrown it."""
 
 
-def writer_of(parameter: Tensor, optimizer: torch.optim.Optimizer | None) -> str:
-    """One sentence on how an optimizer made a parameter bad; empty when it cannot be told.
+def writer_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> tuple[str, bool]:
+    """One sentence on how an optimizer made a parameter bad, empty when it cannot be told; and whether it did.
 
     >>> p = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
     >>> adam = torch.optim.Adam([p])
     >>> p.grad = torch.full_like(p, 1e-5)
     >>> adam.step()
-    >>> "eps 1e-08 is 0 in float16" in writer_of(p, adam)
-    True
+    >>> writer_of(p, adam)
+    ('Adam wrote it: exp_avg_sq is 0 there and eps 1e-08 is 0 in float16: m / 0', True)
     """
-    group = next((g for g in (optimizer.param_groups if optimizer else ()) if _holds(g, parameter)), None)
-    if optimizer is None or group is None:
-        return ""
-    name, state = type(optimizer).__name__, dict(optimizer.state.get(parameter, {}))
-    lr = float(group.get("lr", 0.0))
+    group = next((g for g in optimizer.param_groups if _holds(g, parameter)), None)
+    if group is None:
+        return "", False
+    name, state, lr = type(optimizer).__name__, dict(optimizer.state.get(parameter, {})), float(group.get("lr", 0.0))
+    if math.isfinite(lr) and not state:
+        return f"{name} has not updated it yet: it was bad when it was made (torch.empty, nn.init) or loaded", False
+    if reason := _reason(parameter, group, state, lr):
+        return f"{name} wrote it: {reason}", True
+    return f"{name} updated it last (lr {lr:g})", False
+
+
+def _reason(parameter: Tensor, group: dict[str, Any], state: dict[str, Any], lr: float) -> str:
+    """Why an optimizer wrote a bad value, by its settings and its state; empty when these do not tell."""
     if not math.isfinite(lr):
-        return f"{name} wrote it: its learning rate is {lr}"
-    if not state:
-        return f"{name} has not updated it yet: it was bad when it was made (torch.empty, nn.init) or loaded"
+        return f"its learning rate is {lr}"
     for key, value in state.items():
         if isinstance(value, Tensor) and kind_of(value):
-            return f"{name} wrote it: its {key} is not finite, so a gradient of an earlier step was not"
-    return _moments(name, parameter, group, state) or _decay(name, parameter, group, lr)
+            return f"its {key} is not finite, so a gradient of an earlier step was not"
+    return _moments(group, state) or _decay(parameter, group, lr)
 
 
 def _holds(group: dict[str, Any], parameter: Tensor) -> bool:
     return any(p is parameter for p in group["params"])
 
 
-def _moments(name: str, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> str:
+def _moments(group: dict[str, Any], state: dict[str, Any]) -> str:
     """Adam and its kin: lr · m / (sqrt(v) + eps), in the format of the state."""
     mean, square = state.get("exp_avg"), state.get("exp_avg_sq")
     if not isinstance(square, Tensor) or "eps" not in group:
         return ""
     eps = torch.tensor(group["eps"], dtype=square.dtype)
     if float(eps) == 0 and bool((square == 0).any()):
-        return f"{name} wrote it: exp_avg_sq is 0 there and eps {group['eps']:g} is 0 in {_format(square)}: m / 0"
+        return f"exp_avg_sq is 0 there and eps {group['eps']:g} is 0 in {_format(square)}: m / 0"
     if isinstance(mean, Tensor):
         step = float(group.get("lr", 0.0)) * mean / (square.sqrt() + eps.to(square.device))
         if kind_of(step):
-            return f"{name} wrote it: the update is not finite in {_format(square)} (lr {float(group['lr']):g})"
+            return f"the update is not finite in {_format(square)} (lr {float(group['lr']):g})"
     return ""
 
 
-def _decay(name: str, parameter: Tensor, group: dict[str, Any], lr: float) -> str:
+def _decay(parameter: Tensor, group: dict[str, Any], lr: float) -> str:
     decay = float(group.get("weight_decay", 0.0))
     if lr * decay > 2:
-        return f"{name} wrote it: lr · weight_decay = {lr * decay:.3g} makes every weight grow without bound"
+        return f"lr · weight_decay = {lr * decay:.3g} makes every weight grow without bound"
     if kind_of(parameter) == INF:
-        return f"{name} wrote it: the parameter left the range of {_format(parameter)} (lr {lr:g})"
-    return f"{name} updated it last (lr {lr:g})"
+        return f"the parameter left the range of {_format(parameter)} (lr {lr:g})"
+    return ""
 
 
 def _format(tensor: Tensor) -> str:
@@ -102,14 +108,14 @@ def replayed_update(optimizer: torch.optim.Optimizer, before: Healthy, names: Ma
     if not bad:
         return _outgrown(optimizer, before, owned, names), False
     looked_at = [p for i, p in enumerate(bad) if sum(q.nbytes for q in bad[: i + 1]) <= _COPIED]
-    after, state = _updated(optimizer, before, looked_at)
+    after, state = updated(optimizer, before, looked_at)
     wrote = [p for p in looked_at if kind_of(after[p])]
     name = type(optimizer).__name__
     told = f"one update of {name}, replayed from the finite snapshot of update {before.update} with finite gradients"
     if not wrote:
         return f"{told}, is finite: it was not the optimizer alone", False
-    reason = _moments(name, after[wrote[0]], _group(optimizer, wrote[0]), state[wrote[0]]).partition(" wrote it: ")[2]
-    wide, _ = _updated(optimizer, before, wrote, torch.float32)
+    reason = _moments(_group(optimizer, wrote[0]), state[wrote[0]])
+    wide, _ = updated(optimizer, before, wrote, torch.float32)
     if wrote[0].dtype != torch.float32 and not any(map(kind_of, wide.values())):
         reason += f"{'; ' if reason else ''}in float32 the same update is finite"
     why = f" ({reason})" if reason else ""
@@ -131,9 +137,9 @@ def _outgrown(
         f"snapshot of update {before.update}"
     )
     nothing = dataclasses.replace(before, gradients={most: torch.zeros_like(before.gradients[most])})
-    if decay and _size(_updated(optimizer, nothing, [most])[0][most]) > _GROWN * sizes[most]:
+    if decay and _size(updated(optimizer, nothing, [most])[0][most]) > _GROWN * sizes[most]:
         return f"{said}: weight decay alone does that, lr · weight_decay = {lr * decay:.3g}"
-    then = _size(_updated(optimizer, before, [most])[0][most])
+    then = _size(updated(optimizer, before, [most])[0][most])
     if then > _GROWN * sizes[most]:
         return f"{said}: one update of {name} from there already makes it {then:.3g} (lr {lr:g})"
     return said
@@ -148,8 +154,13 @@ def _size(tensor: Tensor) -> float:
     return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
 
 
-def _updated(
-    optimizer: torch.optim.Optimizer, before: Healthy, parameters: list[Tensor], dtype: torch.dtype | None = None
+def updated(
+    optimizer: torch.optim.Optimizer,
+    before: Healthy,
+    parameters: list[Tensor],
+    dtype: torch.dtype | None = None,
+    *,
+    eps: float | None = None,
 ) -> tuple[dict[Tensor, Tensor], dict[Tensor, dict[str, Any]]]:
     """Some parameters and their state after one update, made on copies; the optimizer itself is not touched."""
 
@@ -165,6 +176,8 @@ def _updated(
     again.param_groups = [
         {**g, "params": [twins[p] for p in g["params"] if p in twins]} for g in optimizer.param_groups
     ]
+    if eps is not None:
+        again.param_groups = [{**g, "eps": eps} for g in again.param_groups]
     again.state = defaultdict(dict)
     for p, twin in twins.items():
         twin.grad = own(before.gradients[p], p)

@@ -76,9 +76,10 @@ def tensors_in(value: Any) -> list[Tensor]:
 def floats_in(value: Any) -> list[Tensor]:
     """The floating and complex tensors of a call, empty ones left out."""
     return [
-        t for t in tree_leaves(value)
+        t
+        for t in tree_leaves(value)
         if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and (t.is_nested or t.numel())
-    ]  # fmt: skip
+    ]
 
 
 def current_stack(*, beyond: bool = False) -> Stack:
@@ -119,6 +120,16 @@ def _role(code: CodeType) -> int:
     if any(part in file for part in _INSTALLED):
         return _LIBRARY
     return _SKIPPED if file.startswith(("<frozen ", *_STDLIB)) else _USER
+
+
+def is_own(code: CodeType) -> bool:
+    """Whether code is torch's or nanproof's own."""
+    return code.co_filename.startswith((_TORCH, _PACKAGE)) and not code.co_filename.startswith(_CASES)
+
+
+def is_users(code: CodeType) -> bool:
+    """Whether code is the user's own: no package's, and not Python's."""
+    return _role(code) == _USER
 
 
 def frames_of(stack: Stack) -> list[Frame]:

@@ -17,6 +17,16 @@ from .series import Column, Event, Segment, Series
 from .timeline import Timeline, timeline
 
 __all__ = [
-    "Column", "Event", "Follower", "LogFile", "Moment", "Segment", "Series", "Timeline", "find_logs", "follow", "read",
+    "Column",
+    "Event",
+    "Follower",
+    "LogFile",
+    "Moment",
+    "Segment",
+    "Series",
+    "Timeline",
+    "find_logs",
+    "follow",
+    "read",
     "timeline",
-]  # fmt: skip
+]

@@ -24,6 +24,8 @@ from .segments import cut
 from .series import Column, Event, EventKind, Floats, Ints, Series
 
 LIMIT, BUDGET, COLUMNS, EVENTS = 100_000, 2_000_000, 1_000, 200
+WAITS = 50_000
+"""How many values wait until they are put into their columns together."""
 TEXT = 500
 """How many characters of a message are kept."""
 
@@ -56,6 +58,9 @@ class Collector:
         self.nonfinite_seen = 0
         """Non-finite values and messages about them, so far."""
         self._points: dict[str, Points] = {}
+        self._waiting: dict[tuple[str, ...], list[tuple[int, int, tuple[float, ...]]]] = {}
+        """Rows that are not in their columns yet, by the names of their values."""
+        self._waits = 0
         self._roles: dict[str, Role] = {}
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._events: dict[tuple[str, str], tuple[list[Event], deque[Event]]] = {}
@@ -84,20 +89,51 @@ class Collector:
         self, values: Mapping[str, float], *, step: int | None, epoch: float | None = None, counts: bool = True
     ) -> tuple[int, int]:
         """One record whose numbers are known; returns its row and step."""
+        return self.place_row(tuple(values), tuple(values.values()), step=step, epoch=epoch, counts=counts)
+
+    def place_row(
+        self,
+        names: tuple[str, ...],
+        values: tuple[float, ...],
+        *,
+        step: int | None,
+        epoch: float | None = None,
+        counts: bool = True,
+    ) -> tuple[int, int]:
+        """The same, its names apart: rows with the same names are kept together until they are many."""
         if epoch is not None and not -(2**53) < epoch < 2**53:
             epoch = None
         row, step = self.pacer.place(step, epoch, counts=counts)
         self.records_seen += 1
+        if not all(map(math.isfinite, values)):
+            self.nonfinite_seen += sum(not math.isfinite(v) for v in values)
         if epoch is not None:
-            values = {**values, "epoch": epoch}
-        for name, value in values.items():
-            self.nonfinite_seen += not math.isfinite(value)
-            points = self._column(name)
-            if points is not None:
-                points.add(row, step, value)
-                if len(points) > self._limit:
-                    points.thin(self._limit // 4)
+            names, values = (*names, "epoch"), (*values, epoch)
+        waiting = self._waiting.get(names)
+        if waiting is None:
+            waiting = self._waiting[names] = []
+        waiting.append((row, step, values))
+        self._waits += len(values)
+        if self._waits > WAITS:
+            self._place_waiting()
         return row, step
+
+    def _place_waiting(self) -> None:
+        """Put the rows that wait into their columns, in the order of the log."""
+        taken, self._waiting, self._waits = self._waiting, {}, 0
+        blocks: dict[str, list[tuple[Ints, Ints, Floats]]] = {}
+        for names, waiting in taken.items():
+            rows, steps, values = zip(*waiting, strict=True)
+            where, when, what = np.array(rows, np.int64), np.array(steps, np.int64), np.array(values, np.float64)
+            for i, name in enumerate(names):
+                blocks.setdefault(name, []).append((where, when, what[:, i]))
+        for name, parts in blocks.items():
+            if len(parts) == 1:
+                self._extend(name, *parts[0])
+            else:
+                where, when, what = (np.concatenate(part) for part in zip(*parts, strict=True))
+                order = np.argsort(where, kind="stable")
+                self._extend(name, where[order], when[order], what[order])
 
     def records(self, records: Sequence[dict[str, Any]], one: TakeOne | None = None) -> None:
         """Many records at once; those in a row with the same keys and plain numbers are taken column by column.
@@ -163,6 +199,10 @@ class Collector:
 
     def extend(self, name: str, rows: Ints, steps: Ints, values: Floats) -> None:
         """Many points of one column."""
+        self._place_waiting()
+        self._extend(name, rows, steps, values)
+
+    def _extend(self, name: str, rows: Ints, steps: Ints, values: Floats) -> None:
         points = self._column(name)
         if points is not None:
             points.extend(rows, steps, values)
@@ -171,6 +211,7 @@ class Collector:
 
     def has(self, roles: Set[str]) -> bool:
         """Whether any column collected so far has one of these roles."""
+        self._place_waiting()
         return any((self._roles.get(name) or meaning(name).role) in roles for name in self._points)
 
     def give_role(self, name: str, role: Role) -> None:
@@ -178,9 +219,16 @@ class Collector:
         self._roles[name] = role
 
     def event(
-        self, kind: EventKind, text: str, *, name: str = "", step: int | None = None, line: int | None = None,
-        details: Mapping[str, str] | None = None, counts: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        kind: EventKind,
+        text: str,
+        *,
+        name: str = "",
+        step: int | None = None,
+        line: int | None = None,
+        details: Mapping[str, str] | None = None,
+        counts: bool = True,
+    ) -> None:
         """Something that happened; it stands at the last step unless it names one, which may be counted otherwise."""
         self.nonfinite_seen += kind in ("nan", "exception")
         counted = counts and self.pacer.unit in (None, "step") and kind in ("nan", "exception")
@@ -190,9 +238,14 @@ class Collector:
         row = self.pacer.next_row()
         known = self.pacer.last if self.pacer.unit is not None else None
         event = Event(
-            kind=kind, name=name, text=text[:TEXT], row=row, step=known if step is None else step, line=line,
+            kind=kind,
+            name=name,
+            text=text[:TEXT],
+            row=row,
+            step=known if step is None else step,
+            line=line,
             details=dict(details or {}),
-        )  # fmt: skip
+        )
         (first if len(first) < EVENTS else last).append(event)
         self._counts[kind] = self._counts.get(kind, 0) + 1
 
@@ -203,15 +256,20 @@ class Collector:
 
     def series(self, since: int = 0) -> Series:
         """What was collected so far, from a row on."""
+        self._place_waiting()
         found = {name: points.arrays(since) for name, points in self._points.items()}
         segments, arrays, words = cut(self.pacer, {name: a for name, a in found.items() if len(a[0]) or not since})
         columns = {
             name: Column(
-                name=name, role=self._roles.get(name) or meaning(name).role, rows=rows, steps=steps, values=values,
+                name=name,
+                role=self._roles.get(name) or meaning(name).role,
+                rows=rows,
+                steps=steps,
+                values=values,
                 total=self._points[name].total,
             )
             for name, (rows, steps, values) in arrays.items()
-        }  # fmt: skip
+        }
         kept = (e for first, last in self._events.values() for e in (*first, *last) if e.row >= since)
         events = sorted(kept, key=lambda e: e.row)
         notes = [f"{text} ({count:,} times)" if count > 1 else text for text, count in self._notes.items()]
@@ -219,10 +277,20 @@ class Collector:
         if thinned:
             notes.append(f"long columns are thinned to extremes, every NaN and Inf kept: {', '.join(thinned[:8])}")
         return Series(
-            source=self.source, format=self.format, columns=columns, events=tuple(events), counts=dict(self._counts),
-            segments=segments, rows=self.records_seen, unit=self.pacer.unit or "step", max_steps=self.max_steps,
-            logging_steps=self.logging_steps, run=self.run, runs=self.runs, notes=(*notes, *words),
-        )  # fmt: skip
+            source=self.source,
+            format=self.format,
+            columns=columns,
+            events=tuple(events),
+            counts=dict(self._counts),
+            segments=segments,
+            rows=self.records_seen,
+            unit=self.pacer.unit or "step",
+            max_steps=self.max_steps,
+            logging_steps=self.logging_steps,
+            run=self.run,
+            runs=self.runs,
+            notes=(*notes, *words),
+        )
 
     def _counts_steps(self, key: str) -> bool:
         """Whether this key counts what steps are here: once a better one was seen, W&B's ``_step`` does not."""

@@ -19,14 +19,15 @@ import calendar
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from . import numbers
 from .collect import Collector
-from .grammar import LINE, Grammar, Reading, is_heading, read_pairs
+from .grammar import LINE, Layout, Reading, find_pairs, is_heading, read_pairs
 from .grammars import GRAMMARS
 from .grammars.bar import Bars
-from .grammars.braces import read_braces
+from .grammars.braces import find_braces
 from .grammars.table import Tables
 from .lines import Lines, Numbered, clean
 from .messages import Found, find
@@ -34,22 +35,29 @@ from .names import meaning
 from .objects import parse_object, parse_objects
 from .series import EventKind
 from .shapes import METRIC, Shapes
+from .templates import CLOCK, Recipe, Template, Templates
 from .traceback import Tracebacks
 
 _RANK = re.compile(rb"^(?:\[(?:default|rank)?\d{1,5}\]:? ?|\([^)]{1,40}pid=\d+[^)]{0,40}\) ?)+")
-_CLOCK = re.compile(rb"(20\d\d)[-/](0[1-9]|1[0-2])[-/]([0-3]\d)[ T](\d\d):(\d\d):(\d\d)")
 _ONE_PAIR = re.compile(
-    rb"\W{0,80}[A-Za-z_][\w ./()-]{0,80}\s{0,20}[:=]\s{0,20}" + numbers.NUMBER
-    + rb"(?:\s{0,9}\(" + numbers.NUMBER + rb"\))?\W{0,40}"
-)  # fmt: skip
+    rb"\W{0,80}[A-Za-z_][\w ./()-]{0,80}\s{0,20}[:=]\s{0,20}"
+    + numbers.NUMBER
+    + rb"(?:\s{0,9}\("
+    + numbers.NUMBER
+    + rb"\))?\W{0,40}"
+)
 _JUDGED = re.compile(
     rb"(?i)^(?:[^a-z]|info\b|debug\b){0,80}(?:test|validation|valid|val|eval|evaluation|dev)\b"
     rb"(?!\s*[/_]|\s+(?:loss|acc|ppl|[-\d]))"
 )
 _SETTINGS = re.compile(rb"Namespace\(|Arguments\(|Config\(|[Cc]onfig\b.{0,20}[:=]")
 _ACTIONS: dict[str, EventKind] = {
-    "resume": "resume", "skip": "skip", "rollback": "rollback", "restore": "rollback", "stop": "stop",
-}  # fmt: skip
+    "resume": "resume",
+    "skip": "skip",
+    "rollback": "rollback",
+    "restore": "rollback",
+    "stop": "stop",
+}
 # the guard of nanproof, on the console of the run that it guards: a step that it judged, or what it says in general
 _OURS = re.compile(
     rb"^.{0,80}?\bnanproof: (?:step (?P<step>[\d,]+): (?P<what>.{1,400}?) \xe2\x86\x92 (?P<action>\w+))?"
@@ -68,11 +76,24 @@ _OF_NOTHING = re.compile(rb"\bcount: 0\s*$")  # darknet's means over no box of a
 _LOSSES = re.compile(rb"\b[Ll]osses: \[([^\]]{1,400})\]")
 _NUMBERS = re.compile(rb"(?<![\w.])" + numbers.NUMBER)
 _CHINESE = {
-    "：": ":", "，": ",", "（": "(", "）": ")", "＝": "=", "损失": " loss ", "学习率": " lr ",
-    "轮": " epoch ", "步": " step ", "ロス": " loss ", "손실": " loss ", "第": " ",
-}  # fmt: skip
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+    word.encode(): plain
+    for word, plain in {
+        "：": b":",
+        "，": b",",
+        "（": b"(",
+        "）": b")",
+        "＝": b"=",
+        "损失": b" loss ",
+        "学习率": b" lr ",
+        "轮": b" epoch ",
+        "步": b" step ",
+        "ロス": b" loss ",
+        "손실": b" loss ",
+        "第": b" ",
+    }.items()
+}
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval"})
+_COUNTS = frozenset({"loss", "component", "grad_norm"})
 
 
 class Desk:
@@ -89,11 +110,9 @@ class Desk:
         self._tracebacks = Tracebacks(collector)
         self._shapes = Shapes(collector)
         self._waiting: Reading | None = None
-        self._last: Grammar | None = None
         self._names: dict[str, str] = {}
         """Names as they were written first: "Loss is nan" belongs to the loss of the lines before."""
-        self._nothing: set[bytes] = set()
-        """Shapes of lines that say nothing; `_shape`."""
+        self._templates = Templates()
         self._ours = False
         """Whether the line before was the guard's."""
         self._block = False
@@ -110,7 +129,7 @@ class Desk:
                 self._lines.passed(len(rows))
                 self.collector.records(rows, lambda row, index: self._take_row(row, first + index))
                 return
-        self._take(self._lines.split(block))
+        self._take(self._lines.split(block if block.isascii() else _translate(block)))
 
     def settle(self) -> None:
         """Nothing more has come for now: place what was waiting for the next line."""
@@ -118,7 +137,7 @@ class Desk:
 
     def close(self) -> None:
         """The file is at its end: its last line counts, even without a newline."""
-        self._take(self._lines.rest())
+        self._take([(number, _translate(line)) for number, line in self._lines.rest()])
         self.settle()
         self._tables.close()
         self._shapes.close()
@@ -127,19 +146,20 @@ class Desk:
 
     def emit(self, reading: Reading, clock: bytes = b"") -> None:
         """Place what a line says."""
-        values = dict(reading.values)
-        if reading.judged:
-            values = {n if meaning(n).role == "eval" else f"eval/{n}": value for n, value in values.items()}
-        if (moment := _CLOCK.search(clock, 0, 120)) is not None:
-            year, month, day, hour, minute, second = (int(g) for g in moment.groups())
-            values["timestamp"] = float(calendar.timegm((year, month, day, hour, minute, second)))
+        values = self._named(reading)
+        if (moment := CLOCK.search(clock, 0, 120)) is not None:
+            values["timestamp"] = _timestamp(*moment.groups())
         if reading.last is not None and reading.last > 0 and reading.epoch is None and not reading.judged:
             self.collector.max_steps = reading.last  # beside an epoch it would be the length of the epoch
-        values = {self._names.setdefault(name.lower(), name): value for name, value in values.items()}
-        counts = not reading.judged and any(meaning(name).role in ("loss", "component", "grad_norm") for name in values)
+        counts = not reading.judged and any(meaning(name).role in _COUNTS for name in values)
         epoch = reading.epoch if reading.epoch is not None else self.epoch
         self.collector.place(values, step=reading.step, epoch=epoch, counts=counts)
         self._block = True
+
+    def _named(self, reading: Reading | Layout) -> dict[str, Any]:
+        """The values of a line under the names that they have in this log."""
+        names = {n: f"eval/{n}" if reading.judged and meaning(n).role != "eval" else n for n in reading.values}
+        return {self._names.setdefault(names[n].lower(), names[n]): value for n, value in reading.values.items()}
 
     @property
     def waits(self) -> bool:
@@ -173,12 +193,67 @@ class Desk:
                 stop += 1
             if stop > place:
                 self._take_json(lines[place:stop])
-            else:
+            elif not (stop := place + self._take_alike(lines, place)) > place:
                 number, line = lines[place]
                 for piece in clean(line):
                     self._take_piece(piece[:LINE], number)
                 stop += 1
             place = stop
+
+    def _take_alike(self, lines: Sequence[Numbered], place: int) -> int:
+        """Take lines in a row whose shapes are known; returns how many."""
+        if self._ours or self._tracebacks.open or self._words_only or self._tables.open:
+            return 0
+        template: Template | None = None
+        for taken in range(len(lines) - place):
+            line = lines[place + taken][1]
+            match = None if template is None else template.pattern.fullmatch(line)
+            if template is not None and match is not None:
+                self._take_known(template, match.groups())
+            elif (found := self._templates.find(line)) is not None and not self._may_be_row(line):
+                template, numbers_found = found
+                self._take_known(template, numbers_found)
+            else:
+                return taken
+        return len(lines) - place
+
+    def _may_be_row(self, line: bytes) -> bool:
+        """Whether a line could be a row of the table whose heading was seen."""
+        return bool(self._tables.heads) and (b"%|" in line or line.lstrip()[:1] in b"|0123456789")
+
+    def _take_known(self, template: Template, found: tuple[bytes, ...]) -> None:
+        """A line of a shape that is known, with the numbers in it."""
+        bar = template.recipe.bar
+        if bar is not None:
+            of = None if bar.of is None else int(found[template.group(bar.of)])
+            head, inner = template.read(bar.head, found), template.read(bar.found, found)
+            self._bars.place(int(found[template.group(bar.n)]), of, head, inner)
+            return
+        self.release(None)
+        if template.layout is None:
+            self._block = False
+        elif template.recipe.waits:
+            self.wait(template.read(template.layout, found, self.epoch))
+        else:
+            self._take_values(template, template.layout, found)
+
+    def _take_values(self, template: Template, layout: Layout, found: tuple[bytes, ...]) -> None:
+        """The same as `emit`, with all done before that is the same for all lines of a shape."""
+        if template.names is None:
+            named = layout.values if template.recipe.learned else self._named(layout)
+            template.names = (*named, *(("timestamp",) if template.clock is not None else ()))
+            template.values = tuple(template.group(slot) for slot in named.values())
+            counts = not layout.judged and any(meaning(name).role in _COUNTS for name in named)
+            template.counts = counts or template.recipe.learned
+        values = tuple([numbers.value(found[i]) for i in template.values])
+        if template.clock is not None:
+            values = (*values, _timestamp(*found[template.clock : template.clock + 6]))
+        step, last, epoch = template.place(found, self.epoch)
+        if last is not None and last > 0 and layout.epoch is None and not layout.judged:
+            self.collector.max_steps = last
+        epoch = self.epoch if epoch is None and not template.recipe.learned else epoch
+        self.collector.place_row(template.names, values, step=step, epoch=epoch, counts=template.counts)
+        self._block = not template.recipe.learned
 
     def _take_json(self, lines: Sequence[Numbered]) -> None:
         self.release(None)
@@ -201,7 +276,8 @@ class Desk:
         """A JSON object that may say something in words."""
         words = next((row[k] for k in ("message", "msg") if isinstance(row.get(k), str)), None)
         if isinstance(row.get("event"), str):
-            text = ", ".join(f"{k} {v}" for k, v in row.items())
+            reason = row.get("reason") if row["event"] == "warning" else words  # ours say it in a sentence
+            text = reason if isinstance(reason, str) else ", ".join(f"{k} {v}" for k, v in row.items())
             step = row["step"] if isinstance(row.get("step"), int) else None
             self.collector.event(_ACTIONS.get(row["event"], "warning"), text, step=step, line=number)
         elif words is not None and not any(meaning(key).role in _TELLING for key in row):
@@ -222,9 +298,12 @@ class Desk:
         if self._ours:
             return
         seen = self.collector.nonfinite_seen
-        self._read_piece(piece, number)
+        stripped = _RANK.sub(b"", piece) if piece[:1] in b"[(" else piece
+        recipe = self._read_piece(stripped, number)
         lower = piece.lower()
         unread = self.collector.nonfinite_seen == seen and not self.waits and (b"nan" in lower or b"1.#" in lower)
+        if recipe is not None and recipe.bar is not None and self._bars.nonfinite:
+            unread = False
         if (
             unread
             and not _OF_NOTHING.search(piece)
@@ -234,61 +313,57 @@ class Desk:
         ):
             text = piece.strip().decode("utf-8", "replace")
             self.collector.event("nan", text, name="nan-in-line", line=number)
+        elif recipe is not None:
+            self._templates.learn(piece, recipe, len(piece) - len(stripped))
 
-    def _read_piece(self, piece: bytes, number: int) -> None:
-        piece = _RANK.sub(b"", piece) if piece[:1] in b"[(" else piece
-        if not piece.isascii():
-            piece = _translate(piece)
+    def _read_piece(self, piece: bytes, number: int) -> Recipe | None:
+        """Read a piece; returns how, if others of its shape can be read in the same way."""
         if not piece.strip():
-            return
+            return None
         if self._tracebacks.take(piece, number):
             self.release(None)
             self._block = False
-            return
+            return None
         if _CODE.match(piece) or _SETTINGS.match(piece):
-            return
+            return None
         if self._words_only:
             if (found := find(piece)) is not None:
                 self._take_message(found, piece, number)
-            return
-        if b"osses: [" in piece:
+            return None
+        listed = b"osses: [" in piece
+        if listed:
             piece = _LOSSES.sub(_numbered, piece)
-        shape = _shape(piece)
-        if shape in self._nothing:
-            self.release(None)
-            self._block = False
-            self._shapes.take(piece, number)
-            return
         rest = self._bars.take(piece)
         if rest is piece or rest.strip():
             self.release(None)
-        if not rest.strip() or (b"{" in rest and self._take_braces(rest)):
-            return
-        if self._tables.take(rest) or self._take_grammar(rest):
-            return
-        found = find(rest)
+        if not rest.strip():
+            return None if self._bars.drawn is None else Recipe(bar=self._bars.drawn)
+        recipe = self._read_rest(rest, number)
+        return recipe if rest is piece and not listed and rest.lstrip()[:1] != b"|" else None
+
+    def _read_rest(self, piece: bytes, number: int) -> Recipe | None:
+        """Read what is no bar."""
+        if b"{" in piece and (layouts := find_braces(piece)):
+            return self._take_braces(layouts, piece)
+        if self._tables.take(piece):
+            return None
+        if (layout := next((f for g in GRAMMARS if g.needle in piece and (f := g.find(piece))), None)) is not None:
+            self.emit(layout.read_line(piece, self.epoch), piece)
+            return Recipe(layout)
+        found = find(piece)
         if found is not None:
-            self._take_message(found, rest, number)
-        elif not self._take_plain(rest):
-            self._shapes.take(rest, number)
-            if rest is piece and shape and len(self._nothing) < 10_000:
-                self._nothing.add(shape)
+            self._take_message(found, piece, number)
+            return None
+        return self._take_plain(piece, number)
 
-    def _take_braces(self, piece: bytes) -> bool:
-        readings = read_braces(piece)
-        for reading in readings:
+    def _take_braces(self, layouts: list[Layout], piece: bytes) -> Recipe | None:
+        for layout in layouts:
+            reading = layout.read_line(piece)
             self.wait(reading) if reading.step is None else self.emit(reading, piece)
-            if "train_runtime" in reading.values:
-                self.collector.event("finished", piece.decode("utf-8", "replace"))
-        return bool(readings)
-
-    def _take_grammar(self, piece: bytes) -> bool:
-        for grammar in (self._last, *GRAMMARS) if self._last else GRAMMARS:
-            if grammar.needle in piece and (reading := grammar.read(piece, self.epoch)) is not None:
-                self.emit(reading, piece)
-                self._last = grammar
-                return True
-        return False
+        if any("train_runtime" in layout.values for layout in layouts):
+            self.collector.event("finished", piece.decode("utf-8", "replace"))
+            return None
+        return Recipe(layouts[0], waits=layouts[0].step is None) if len(layouts) == 1 else None
 
     def _take_message(self, found: Found, piece: bytes, number: int) -> None:
         step = numbers.whole(found.details.get("step", ""))
@@ -323,14 +398,12 @@ class Desk:
             back = reading.step is not None and reading.step < self.collector.pacer.last  # it counts something else
             self.emit(reading._replace(values=told, step=None if back else reading.step), piece)
 
-    def _take_plain(self, piece: bytes) -> bool:
-        """Pairs without a layout that is known: a record if a loss or a gradient norm is among them.
-
-        False if there is nothing in the line, whatever lines stand around it.
-        """
-        reading = read_pairs(piece)
+    def _take_plain(self, piece: bytes, number: int) -> Recipe | None:
+        """Pairs without a layout that is known: a record if a loss or a gradient norm is among them."""
+        layout = find_pairs(piece)
+        reading = layout.read_line(piece)
         if not reading.values:
-            return self._take_heading(reading, piece)
+            return self._take_heading(reading, piece, number)
         roles = {meaning(name).role for name in reading.values}
         telling = not _TELLING.isdisjoint(roles) and not _SETTINGS.search(piece)
         alone = _ONE_PAIR.fullmatch(piece) is not None
@@ -339,38 +412,36 @@ class Desk:
         placed = placed or len(parts) > 1 or not all(map(math.isfinite, parts))
         known = self._block or (alone and self.collector.pacer.unit is not None)
         if (self._block and alone) or (telling and (placed or known)):
-            self.emit(reading._replace(judged=_JUDGED.match(piece) is not None), piece)
-        else:
-            self._block = False
-            return not telling and alone
-        return True
+            layout = layout._replace(judged=_JUDGED.match(piece) is not None)
+            self.emit(layout.read_line(piece), piece)
+            return Recipe(layout) if telling and placed else None
+        self._block = False
+        if not telling and alone:
+            return None
+        return self._shapes.take(piece, number)
 
-    def _take_heading(self, reading: Reading, piece: bytes) -> bool:
+    def _take_heading(self, reading: Reading, piece: bytes, number: int) -> Recipe | None:
         """A line of counters and nothing else stands above the values that belong to them."""
         if reading.last is not None and reading.step is None:
             self.collector.max_steps = reading.last  # "Total optimization steps = 1,042"
         elif reading.step is not None and is_heading(piece):
             self.emit(reading, piece)
-            return True
+            return None
         elif reading.epoch is not None and len(piece) < 120 and len(_NUMBERS.findall(_OF.sub(b"1", piece))) <= 1:
             self.epoch, self._block = reading.epoch, True
-            return True
+            return None
         self._block = False
-        return False
+        recipe = self._shapes.take(piece, number)
+        return recipe if reading.last is None and reading.epoch is None else None
 
 
-def _shape(piece: bytes) -> bytes:
-    """A line without its digits: lines of one shape are understood alike, or not at all. b"" where a table may go on.
+@lru_cache(maxsize=4096)
+def _minute(year: bytes, month: bytes, day: bytes, hour: bytes, minute: bytes) -> int:
+    return calendar.timegm((int(year), int(month), int(day), int(hour), int(minute), 0))
 
-    >>> _shape(b"[03:14:15] worker 12 is up")
-    b'[0:0:0] worker 0 is up'
-    """
-    if piece.lstrip()[:1] in b"|0123456789":
-        return b""
-    shape = piece.translate(_DIGITS)
-    for _ in range(4):
-        shape = shape.replace(b"00", b"0")
-    return shape
+
+def _timestamp(year: bytes, month: bytes, day: bytes, hour: bytes, minute: bytes, second: bytes) -> float:
+    return float(_minute(year, month, day, hour, minute) + int(second))
 
 
 def _numbered(listed: re.Match[bytes]) -> bytes:
@@ -378,14 +449,12 @@ def _numbered(listed: re.Match[bytes]) -> bytes:
     return b", ".join(b"loss_%d: %s" % (i, v.strip()) for i, v in enumerate(listed[1].split(b","), start=1))
 
 
-def _translate(piece: bytes) -> bytes:
+def _translate(block: bytes) -> bytes:
     """Full-width punctuation, and the words for loss and rate in other scripts, as the grammars know them.
 
     >>> _translate("Loss：nan".encode())
     b'Loss:nan'
     """
-    text = piece.decode("utf-8", "surrogateescape")
     for word, plain in _CHINESE.items():
-        if word in text:
-            text = text.replace(word, plain)
-    return text.encode("utf-8", "surrogateescape")
+        block = block.replace(word, plain)
+    return block

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import FormatError, UsageError
+from ..errors import FormatError, UsageError, missing
 from .collect import Collector
 from .find import find_logs
 from .series import Series
@@ -89,7 +89,7 @@ def read(path: str | os.PathLike[str], *, run: str | None = None) -> Series:
     """
     place = Path(path)
     if not place.exists():
-        raise UsageError(f"{place} does not exist", hint="name a log file or the folder of a run")
+        raise missing(place, "name a log file or the folder of a run")
     with Follower(place, run=run) as follower:
         follower.poll()
         if follower.waits and place.is_dir():

@@ -19,8 +19,8 @@ POINTS = 5_000
 """The last points of a log that are looked at: a forecast is about what comes next."""
 HALF_MAX = 65504.0
 AHEAD = 200
-"""Steps that a forecast is drawn for at most."""
-_OUTPUT = re.compile(r"(absmax/.+|(.*[/_.])?(max_?)?(activations?|act_max|abs_?max|hidden_norm)([/_.].*)?)", re.I)
+"""A limit that is further away than so many steps is not drawn: the axis would be all forecast."""
+_OUTPUT = re.compile(r"((.*[/_.])?(max_?)?(activations?|act_max|abs_?max|hidden_norm)([/_.].*)?)", re.I)
 _LOGIT = re.compile(r"(.*[/_.])?max_?(attn_|attention_)?logits?([/_.].*)?", re.I)
 _ENTROPY = re.compile(r"(.*[/_.])?entropy", re.I)
 
@@ -50,7 +50,7 @@ class Outlook:
         self._names |= {name: column.name for name, column in chosen.items()}
         self._half |= new.loss_scale is not None
         # a loss scale means float16, and no log says the dtype of an activation
-        limits = {n: HALF_MAX for n in chosen if self._half and n.startswith(("absmax/", "logits/"))}
+        limits = {n: HALF_MAX for n in chosen if self._half and n.startswith(("absmax/", "logits/", "column/"))}
         first = max(int(c.rows[-1]) for c in chosen.values()) - POINTS
         rows: dict[int, tuple[int, dict[str, float]]] = {}
         for name, column in chosen.items():
@@ -66,9 +66,13 @@ class Outlook:
             return None
         ordered = sorted(rows)
         return Column(
-            name="risk", role="other", rows=np.array(ordered), steps=np.array([rows[r][0] for r in ordered]),
-            values=np.array(risks), total=len(risks),
-        )  # fmt: skip
+            name="risk",
+            role="other",
+            rows=np.array(ordered),
+            steps=np.array([rows[r][0] for r in ordered]),
+            values=np.array(risks),
+            total=len(risks),
+        )
 
     @property
     def warning(self) -> str:
@@ -79,17 +83,21 @@ class Outlook:
         """For each trend at risk, the values that its series is going to have, as a column ``forecast/…``."""
         found = []
         for trend in self.trends:
-            if trend.risk < CLOSER or trend.name not in self._names or trend.rate == 1:
+            if trend.risk < CLOSER or trend.name not in self._names or trend.left > AHEAD:
                 continue
-            ahead = np.unique(np.linspace(0, min(max(trend.left, 1.0), AHEAD), 20).round())
+            ahead = np.unique(np.linspace(0, max(trend.left, 1.0), 20).round())
             values = trend.value * trend.rate**ahead
             whole = values < FLOAT32_MAX
             found.append(
                 Column(
-                    name=f"forecast/{self._names[trend.name]}", role="other", rows=np.full(int(whole.sum()), row),
-                    steps=(trend.step + ahead[whole]).astype(np.int64), values=values[whole], total=int(whole.sum()),
+                    name=f"forecast/{self._names[trend.name]}",
+                    role="other",
+                    rows=np.full(int(whole.sum()), row),
+                    steps=(trend.step + ahead[whole]).astype(np.int64),
+                    values=values[whole],
+                    total=int(whole.sum()),
                 )
-            )  # fmt: skip
+            )
         return found
 
 
@@ -117,10 +125,10 @@ def _name(column: Column, series: Series) -> str | None:
     for name, known in (("loss", series.loss), ("grad_norm", series.grad_norm), ("scale", series.loss_scale)):
         if known is column:
             return name
-    if column.name in ("update_ratio",) or column.name.startswith(("update_ratio/", "grad_norm/")):
+    if column.name in ("update_ratio",) or column.name.startswith(
+        ("update_ratio/", "grad_norm/", "absmax/", "logits/")
+    ):
         return column.name
-    if _LOGIT.fullmatch(column.name):
-        return f"logits/{column.name}"
-    if _OUTPUT.fullmatch(column.name):
-        return f"absmax/{column.name.removeprefix('absmax/')}"
+    if _LOGIT.fullmatch(column.name) or _OUTPUT.fullmatch(column.name):
+        return f"column/{column.name}"
     return "entropy" if _ENTROPY.fullmatch(column.name) else None

@@ -8,7 +8,9 @@ Reading(values={'loss': nan, 'lr': 0.001}, step=7, last=None, epoch=None, judged
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -27,10 +29,13 @@ _PAIR = re.compile(
     rb"(?<![\w./@-])(?P<key>" + _FIRST + rb"(?: " + _WORD + rb"){0,5}+(?: ?\([A-Za-z/.]{1,12}\))?)['\"\]]?"
     rb"(?:\s{0,20}[:=]\s{0,20}| - |\s{1,20})"
     rb"(?:tensor\(|array\(|np\.float\d+\()?(?:\{['\"][\w.]{1,30}['\"]:)?[\[({'\"]{0,3}\s{0,9}"
-    rb"(?P<value>" + numbers.NUMBER + rb")(?:ms|s|%|[kKMGT]i?B?|it)?" + numbers.END +
-    rb"(?:['\"]?\s{0,10}/\s{0,10}['\"]?(?P<last>\d{1,18})(?![\w.:]))?"
+    rb"(?P<value>"
+    + numbers.NUMBER
+    + rb")(?:ms|s|%|[kKMGT]i?B?|it)?"
+    + numbers.END
+    + rb"(?:['\"]?\s{0,10}/\s{0,10}['\"]?(?P<last>\d{1,18})(?![\w.:]))?"
     rb"(?:(?:\s{1,3}|\s{0,3}:\s{1,3})(?P<after>" + numbers.NUMBER + rb")" + numbers.END + rb")?"
-)  # fmt: skip
+)
 _COUNTED = re.compile(rb"(?i) (?:at|after|in|for|on) (?:step|iteration|iter|epoch|batch|update)$")
 _COUNTERS = ("step", "iteration", "iter", "epoch", "batch", "update")
 _BEFORE_COUNTERS = frozenset({"train", "training", "learning", "global", "current", "completed", "optimizer", "at"})
@@ -47,6 +52,51 @@ class Reading(NamedTuple):
     epoch: float | None = None
     judged: bool = False
     """Whether these are values of a validation."""
+
+
+class Slot(NamedTuple):
+    """Where a number stands in a line."""
+
+    start: int
+    end: int
+    exact: bool = True
+    """Whether a number of another form (1.5 for 1) could mean something else there."""
+
+
+class Layout(NamedTuple):
+    """Where the numbers of a line stand; `read` turns them into what the line says."""
+
+    values: dict[str, Slot]
+    step: Slot | None = None
+    last: Slot | None = None
+    epoch: Slot | None = None
+    judged: bool = False
+    inside: Slot | None = None
+    """The place within an epoch, and how long epochs are: they tell the step where no other number does."""
+    length: Slot | None = None
+    epochs_from: int = 0
+    fixed: tuple[Slot, ...] = ()
+    """Names: a digit in one belongs to it."""
+    others: tuple[Slot, ...] = ()
+    """Numbers with names that nobody wants."""
+
+    def read(self, number: Callable[[Slot], bytes], heading: float | None = None) -> Reading:
+        """What a line says, given the text in each slot; the epoch may stand in a heading above."""
+        values = {name: numbers.value(number(slot)) for name, slot in self.values.items()}
+        step = None if self.step is None else whole(number(self.step))
+        last = None if self.last is None else whole(number(self.last))
+        epoch = None if self.epoch is None else numbers.value(number(self.epoch))
+        epoch = epoch if epoch is not None and math.isfinite(epoch) else None  # no count
+        if self.inside is not None and (step := whole(number(self.inside))) is not None:
+            length = None if self.length is None else whole(number(self.length))
+            known = epoch if epoch is not None else heading
+            if length and known is not None and math.isfinite(known):  # the epochs before are known to be as long
+                step += max(0, int(known) - self.epochs_from) * length
+        return Reading(values, step, last, epoch, self.judged)
+
+    def read_line(self, line: bytes, heading: float | None = None) -> Reading:
+        """What the line says that this is the layout of."""
+        return self.read(lambda slot: line[slot.start : slot.end], heading)
 
 
 class Key(NamedTuple):
@@ -75,35 +125,49 @@ def _key(text: bytes) -> Key:
     return Key("value" if wanted(name) else "none", name)
 
 
+def find_pairs(text: bytes, offset: int = 0) -> Layout:
+    """The pairs of a text, sorted into step, epoch and values; the text may begin within its line."""
+    step: Slot | None = None
+    last: Slot | None = None
+    limit: Slot | None = None
+    epoch: Slot | None = None
+    best = len(STEP_KEYS)
+    values: dict[str, Slot] = {}
+    fixed, others = [], []
+    for match in _PAIR.finditer(text, 0, LINE):
+        key, number, total, after = match.groups()
+        kind, name, rank = _key(key)
+        fixed.append(Slot(match.start("key") + offset, match.end("key") + offset))
+        slot = Slot(match.start("value") + offset, match.end("value") + offset, after is not None or kind != "value")
+        if after is not None and kind == "value" and number.isdigit() and not after.isdigit():
+            counted = _COUNTED.sub(b"", key)  # "Train loss 17 nan", "Loss at step 10: 0.5": the first one counts
+            if _is_loss(counted) and step is None:
+                step, name = slot, counted.decode("ascii", "replace")
+                slot = Slot(match.start("after") + offset, match.end("after") + offset)
+        if kind == "value":
+            values.setdefault(name, slot)
+        elif kind == "step":
+            if rank < best and whole(number) is not None:
+                step, best = slot, rank
+                last = None if total is None else Slot(match.start("last") + offset, match.end("last") + offset)
+        elif kind == "epoch":
+            epoch = slot if epoch is None else epoch
+        elif kind == "last":
+            limit = slot if whole(number) is not None else None
+        else:
+            others.append(slot._replace(exact=after is not None))
+    return Layout(values, step, limit or last, epoch, fixed=tuple(fixed), others=tuple(others))
+
+
 def read_pairs(text: bytes) -> Reading:
-    """The pairs of a text, sorted into step, epoch and values.
+    """What the pairs of a text say.
 
     >>> read_pairs(b"Train Epoch: 3, iter: 140 / 10000, total loss: nan")
     Reading(values={'total loss': nan}, step=140, last=10000, epoch=3.0, judged=False)
     >>> read_pairs(b"[Train Step] 2598/10000: loss_simple: nan").step
     2598
     """
-    step = last = limit = epoch = None
-    best = len(STEP_KEYS)
-    values: dict[str, float] = {}
-    for match in _PAIR.finditer(text, 0, LINE):
-        key, number, total, after = match.groups()
-        kind, name, rank = _key(key)
-        value = numbers.value(number)
-        if after is not None and kind == "value" and number.isdigit() and not after.isdigit():
-            counted = _COUNTED.sub(b"", key)  # "Train loss 17 nan", "Loss at step 10: 0.5": the first one counts
-            if _is_loss(counted) and step is None:
-                step, name, value = int(number), counted.decode("ascii", "replace"), numbers.value(after)
-        if kind == "value":
-            values.setdefault(name, value)
-        elif kind == "step":
-            if rank < best and (whole := numbers.whole(value)) is not None:
-                step, last, best = whole, None if total is None else int(total), rank
-        elif kind == "epoch":
-            epoch = value if epoch is None else epoch
-        elif kind == "last":
-            limit = numbers.whole(value)
-    return Reading(values, step, last if limit is None else limit, epoch)
+    return find_pairs(text).read_line(text)
 
 
 @lru_cache(maxsize=1024)
@@ -146,26 +210,37 @@ class Grammar:
         object.__setattr__(self, "_line", re.compile(pattern.replace("<rest>", "(?P<rest>.*)").encode()))
         object.__setattr__(self, "_judged", re.compile(self.judged.encode()))
 
-    def read(self, line: bytes, heading: float | None = None) -> Reading | None:
-        """What the line says, or None if it is not of this layout; the epoch may stand in a heading above."""
+    def find(self, line: bytes) -> Layout | None:
+        """Where the numbers of the line stand, or None if it is not of this layout."""
         match = self._line.search(line, 0, LINE)
         if match is None:
             return None
-        groups = match.groupdict()
-        found = read_pairs(groups.get("rest") or (b"" if "rest" in groups else line))
+        groups = {n: Slot(*match.span(n)) for n, text in match.groupdict().items() if text is not None}
+        rest = groups.get("rest")
+        if rest is None and "rest" in self._line.groupindex:
+            found = Layout({})
+        else:
+            found = find_pairs(line if rest is None else line[rest.start : rest.end], 0 if rest is None else rest.start)
         judged = self._judged.search(line, 0, LINE) is not None
-        step, last = _whole(groups.get("step")), _whole(groups.get("last"))
-        number = _whole(groups.get("epoch"))
-        epoch = found.epoch if number is None else float(number)
-        inside, length = _whole(groups.get("inside")), _whole(groups.get("length"))
-        if step is None and inside is not None and not judged:  # how far a validation is says nothing about steps
-            known = epoch if epoch is not None else heading
-            # the epochs before are known to be as long
-            step = inside + (max(0, int(known) - self.epochs_from) * length if length and known is not None else 0)
-        return Reading(
-            found.values, found.step if step is None else step, found.last if last is None else last, epoch, judged
+        step, inside = groups.get("step"), groups.get("inside")
+        if step is not None or judged:  # how far a validation is says nothing about steps
+            inside = None
+        return found._replace(
+            step=step or (None if inside else found.step),
+            last=groups.get("last") or found.last,
+            epoch=groups.get("epoch") or found.epoch,
+            inside=inside,
+            length=groups.get("length"),
+            epochs_from=self.epochs_from,
+            judged=judged,
         )
 
+    def read(self, line: bytes, heading: float | None = None) -> Reading | None:
+        """What the line says, or None if it is not of this layout; the epoch may stand in a heading above."""
+        found = self.find(line)
+        return None if found is None else found.read_line(line, heading)
 
-def _whole(text: bytes | None) -> int | None:
-    return int(text.replace(b",", b"")) if text and len(text) <= 18 else None
+
+def whole(number: bytes) -> int | None:
+    """The integer that a match of `numbers.NUMBER` is, or None."""
+    return int(number) if number.isdigit() and len(number) <= 18 else numbers.whole(numbers.value(number))

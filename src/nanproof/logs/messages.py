@@ -39,6 +39,8 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("scale-overflow", "overflow", r"found nan, decreased lg_loss_scale to"),  # its logarithm
     ("scale-minimum", "stop", r"loss scale already at minimum|minimum loss scale reached"),
     ("scale-overflow", "overflow", r"grad(?:ient)? overflow|(?<!integer )(?<!buffer )(?<!stack )overflow detected,"),
+    # Megatron computes a bad step again
+    ("not-repeatable", "hardware", r"unexpected result is not reproducible|possible (?:transient|persistent) error"),
     # NaN and Inf, said outright
     ("anomaly", "nan", r"Function '(?P<op>\w+)' returned nan values"),
     ("loss-nonfinite", "nan", rf"loss became infinite or nan at {_STEP}"),
@@ -53,7 +55,8 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("distribution", "nan", r"the parameter \w+ has invalid values"),
     ("negative-std", "nan", r"normal expects all elements of std >= 0"),
     (
-        "nan-in-data", "nan",
+        "nan-in-data",
+        "nan",
         r"\b(?:nan|inf)s?\b.{0,20}\bin (?:the )?"
         r"(?:observations?|obs|batch|dataset|images?|targets?|labels?|features?)\b",
     ),
@@ -63,7 +66,8 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     # precision, weights, labels, kernels
     ("unscale-fp16", "exception", r"Attempting to unscale FP16 gradients"),
     (
-        "newly-initialised", "warning",
+        "newly-initialised",
+        "warning",
         r"Some weights of (?P<model>\S+) were not initialized.{0,300}?newly initialized:? ?\[?(?P<names>[^\]]{0,300})",
     ),
     ("labels-masked", "warning", r"all labels in your dataset are -100"),
@@ -74,14 +78,26 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("label-assert", "exception", r"Assertion [`'\"].{0,80}(?:n_classes|< ?num_classes|cur_target).{0,40} failed"),
     ("label-assert", "exception", r"Target -?\d+ is out of bounds"),
     ("device-assert", "exception", r"device-side assert triggered"),
+    # ended from outside: see OUTSIDE
     ("out-of-memory", "exception", r"out of memory"),
+    ("disk-full", "exception", r"No space left on device|disk quota exceeded"),
+    ("interrupted", "stop", r"\bKeyboardInterrupt\b"),
     (
-        "invalid-value", "warning",
+        "killed",
+        "stop",
+        r"^(?:Killed|Terminated)$|\bCANCELLED AT\b|\boom[-_ ]?kill|\breceived (?:signal )?SIG(?:TERM|INT)\b"
+        r"|\(SIGKILL\) received",
+    ),
+    (
+        "invalid-value",
+        "warning",
         r"RuntimeWarning: (?P<what>invalid value|divide by zero|overflow) encountered in (?P<where>\w+)",
     ),
+    ("empty-tensor", "warning", r"\btensor\(\[\](?:, |\))|torch\.Size\(\[(?:\d+, )*0(?:, \d+)*\]\)"),
     ("scheduler-order", "warning", r"`?lr_scheduler\.step\(\)`? before `?optimizer\.step\(\)"),
     (
-        "checkpoint-unreadable", "exception",
+        "checkpoint-unreadable",
+        "exception",
         r"unexpected EOF, expected \d+ more bytes|PytorchStreamReader failed|archive is corrupted"
         r"|Error while deserializing header|invalid load key|unpickling stack underflow"
         r"|checksums? (?:did )?(?:not|NOT) match|checksum mismatch|integrity check failed",
@@ -96,15 +112,17 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("early-stopping", "stop", r"early stopping|EarlyStopping"),
     ("", "stop", r"\b(?:stopping|aborting|terminating) (?:the )?(?:training|run|job)\b|exiting run"),
     ("", "stop", r"training (?:was )?(?:stopped|aborted|interrupted)"),
-    ("killed", "stop", r"^Killed$|\bSIG(?:TERM|KILL|INT|ABRT|SEGV)\b|slurmstepd: error|CANCELLED AT|oom-?kill"),
+    ("crashed", "stop", r"\bSIG(?:TERM|KILL|INT|ABRT|SEGV)\b|slurmstepd: error"),
     (
-        "", "resume",
+        "",
+        "resume",
         r"\b(?:resuming|resumed|continuing|restoring|restored)\b(?! *(?:=|: *(?:none|false)))"
         rf".{{0,60}}?\b(?:from|training|states?|checkpoint|run|at)\b(?:.{{0,120}}?\b{_STEP})?",
     ),
     ("", "resume", r"\bto resume training\b|\bload(?:ed|ing) (?:the )?snapshot\b"),
     (
-        "", "resume",
+        "",
+        "resume",
         r"\bresume (?:training )?from "
         rf"(?:\S+\.(?:pth?|ckpt|tar|bin|safetensors)\b|{_STEP}|(?:the )?checkpoint\b|local state)",
     ),
@@ -112,16 +130,24 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("", "checkpoint", r"\b(?:sav(?:ing|ed)|wrote|writing)\b.{0,40}\b(?:checkpoint|model|state|weights)s?\b"),
     ("", "checkpoint", r"\bcheckpoint (?:was )?(?:saved|written)"),
     ("", "finished", r"training (?:has )?(?:completed|finished|complete|done)\b|`Trainer\.fit` stopped: `max_\w+=\d+`"),
-)  # fmt: skip
+)
 _PATTERNS = tuple((name, kind, re.compile(pattern.encode(), re.IGNORECASE)) for name, kind, pattern in _TABLE)
 # Most lines hold none of these words and are done with after one search.
 _TRIGGER = re.compile(
     rb"overflow|nan|inf(?!o)|finite|loss scale|tensor contains|constraint|expects all|unscale|not initialized"
     rb"|are -100|mismatch|kernel|strides|device-side|out of memory|encountered|lr_scheduler|xid|ecc|cuda error|nccl"
+    rb"|reproducible|transient|persistent|tensor\(\[\]|torch\.size\(\["
     rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
-    rb"|sav|writ|wrot|checkpoint|training|oom|warn|checksum|integrity"
+    rb"|sav|writ|wrot|checkpoint|training|oom|warn|checksum|integrity|interrupt|no space|quota"
 )
+OUTSIDE = frozenset({"out-of-memory", "disk-full", "interrupted", "killed"})
+"""Messages of what ends a run from outside: memory, disk, a scheduler or its user. Its numbers are not to blame."""
+AFTERMATH = re.compile(
+    r"ChildFailedError|CalledProcessError|SystemExit|SIGTERM|NCCL|DistBackendError|Connection(?:Reset|Refused)Error"
+    r"|BrokenPipeError|EOFError|srun: error|slurmstepd: error"
+)
+"""What launchers and other ranks say when a process has ended."""
 _WARNING = re.compile(rb"\b(?:\w*Warning:|WARNING\b|WARN\b)")
 NONE = re.compile(rb"(?i)\b(?:no|not|without|zero|0|never|isn't|aren't) (?:any )?(?:nans?|infs?|non-?finite)\b")
 """What denies a NaN: "no NaN found in 300 gradients"."""

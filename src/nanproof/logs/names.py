@@ -18,45 +18,179 @@ Role = Literal[
 ]
 
 STEP_KEYS = (
-    "global_step", "train/global_step", "trainer/global_step", "step", "current_steps", "global_step/max_steps",
-    "global_steps", "train_step", "train/step", "num_updates", "iteration", "iterations", "iter", "train_iter",
-    "global_iter", "total_timesteps", "time/total_timesteps", "update", "updates", "n_iter", "it", "itr", "steps",
-    "batch", "batch_idx", "batch_id", "s", "_step",
-)  # fmt: skip
+    "global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "step",
+    "current_steps",
+    "global_step/max_steps",
+    "global_steps",
+    "train_step",
+    "train/step",
+    "num_updates",
+    "iteration",
+    "iterations",
+    "iter",
+    "train_iter",
+    "global_iter",
+    "total_timesteps",
+    "time/total_timesteps",
+    "update",
+    "updates",
+    "n_iter",
+    "it",
+    "itr",
+    "steps",
+    "batch",
+    "batch_idx",
+    "batch_id",
+    "s",
+    "_step",
+)
 """What counts steps, best first. W&B's own ``_step`` counts calls of ``log``, so it comes last."""
 LAST_STEP_KEYS = (
-    "max_steps", "total_steps", "num_training_steps", "max_iter", "max_iters", "total_iters",
+    "max_steps",
+    "total_steps",
+    "num_training_steps",
+    "max_iter",
+    "max_iters",
+    "total_iters",
     "total_optimization_steps",
-)  # fmt: skip
+)
 LOGGING_KEYS = ("logging_steps",)
 EPOCH_KEYS = ("epoch", "train/epoch", "ep", "num_epoch", "current_epoch")
 TIME_KEYS = ("_timestamp", "timestamp", "wall_time", "walltime", "wall time", "unix_time")
 MODE_KEYS = ("mode", "split", "phase", "stage")
-IGNORED = frozenset({
-    "eta", "elapsed", "remaining", "elapsed_time", "remaining_time", "percentage", "v_num", "rank", "verdict", "action",
-})  # fmt: skip
+IGNORED = frozenset(
+    {
+        "eta",
+        "elapsed",
+        "remaining",
+        "elapsed_time",
+        "remaining_time",
+        "percentage",
+        "v_num",
+        "rank",
+        "verdict",
+        "action",
+    }
+)
 
 _EVAL = frozenset({"eval", "val", "valid", "validation", "test", "dev", "evaluation", "tel", "vel", "holdout"})
 _AVERAGED = frozenset({"avr", "avg", "average", "running", "mean", "smoothed"})
 # Words that say how a value was taken, not what it is.
-_DECORATION = frozenset({
-    "train", "training", "tr", "trn", "step", "epoch", "avg", "average", "avr", "mean", "running", "smoothed", "smooth",
-    "batch", "iter", "iteration", "current", "cur", "curr", "log", "metrics", "metric", "losses", "stats", "per",
-    "interval", "reduced", "the", "is", "at", "of", "now", "this", "info", "raw", "global", "median",
-    "unscaled", "model", "optim", "optimizer", "optimization", "trainer", "final", "last", "local", "sum", "rank",
-})  # fmt: skip
-_NOT_A_LOSS = frozenset({
-    "scale", "scaler", "weight", "weights", "coef", "coefficient", "coeff", "fn", "func", "function", "type", "mult",
-    "factor", "time", "ratio", "gain", "alpha", "beta", "lambda", "delta", "threshold", "wt", "ppl", "perplexity",
-    "tokens", "count", "num", "name", "mask", "std", "var", "diff", "change", "acc", "accuracy", "min", "max",
-})  # fmt: skip
+_DECORATION = frozenset(
+    {
+        "train",
+        "training",
+        "tr",
+        "trn",
+        "step",
+        "epoch",
+        "avg",
+        "average",
+        "avr",
+        "mean",
+        "running",
+        "smoothed",
+        "smooth",
+        "batch",
+        "iter",
+        "iteration",
+        "current",
+        "cur",
+        "curr",
+        "log",
+        "metrics",
+        "metric",
+        "losses",
+        "stats",
+        "per",
+        "interval",
+        "reduced",
+        "the",
+        "is",
+        "at",
+        "of",
+        "now",
+        "this",
+        "info",
+        "raw",
+        "global",
+        "median",
+        "unscaled",
+        "model",
+        "optim",
+        "optimizer",
+        "optimization",
+        "trainer",
+        "final",
+        "last",
+        "local",
+        "sum",
+        "rank",
+    }
+)
+_NOT_A_LOSS = frozenset(
+    {
+        "scale",
+        "scaler",
+        "weight",
+        "weights",
+        "coef",
+        "coefficient",
+        "coeff",
+        "fn",
+        "func",
+        "function",
+        "type",
+        "mult",
+        "factor",
+        "time",
+        "ratio",
+        "gain",
+        "alpha",
+        "beta",
+        "lambda",
+        "delta",
+        "threshold",
+        "wt",
+        "ppl",
+        "perplexity",
+        "tokens",
+        "count",
+        "num",
+        "name",
+        "mask",
+        "std",
+        "var",
+        "diff",
+        "change",
+        "acc",
+        "accuracy",
+        "min",
+        "max",
+    }
+)
 _RECORDS = frozenset({"best", "min", "max", "target", "lowest", "minimum"})
 _LOSS_WORDS = frozenset({"nll", "kld", "bce", "mse", "mae", "ce", "cost", "objective"})
 _PADDLE = frozenset({"batch", "data", "reader"})
 _TOTAL = (
-    "loss", "total loss", "trl", "tloss", "lm loss", "loss total", "totalloss", "cross entropy loss",
-    "cross entropy", "crossentropyloss", "ce loss", "language loss", "mlm loss", "ntp loss",
-)  # fmt: skip
+    "loss",
+    "total loss",
+    "trl",
+    "tloss",
+    "lm loss",
+    "loss total",
+    "totalloss",
+    "cross entropy loss",
+    "cross entropy",
+    "crossentropyloss",
+    "ce loss",
+    "language loss",
+    "mlm loss",
+    "ntp loss",
+)
 _GRAD = re.compile(
     r"(?:(?:total )?(?:grads?|gradients?)(?: total)?(?: l2)? ?norms?|gnorm|norm|total norm|gradnorm)"
     r"(?: (?:before|after|pre|post|un)? ?clip(?:ped|ping)?)?(?: \d+)?"
@@ -70,8 +204,11 @@ _TIMES = r"(?: (?:iterations?|iters?|steps?|batches|updates?|count))"
 _SKIPPED = re.compile(rf"(?:number |num |n )?(?:skipped|skips|overflows?){_TIMES}?")
 _NAN_COUNT = re.compile(rf"(?:number |num |n )?(?:nans?|nonfinite|non finite){_TIMES}")
 _ROLES: tuple[tuple[re.Pattern[str], Role], ...] = (
-    (_SKIPPED, "skipped"), (_NAN_COUNT, "nan_count"), (_SCALE, "loss_scale"), (_LR, "lr"),
-)  # fmt: skip
+    (_SKIPPED, "skipped"),
+    (_NAN_COUNT, "nan_count"),
+    (_SCALE, "loss_scale"),
+    (_LR, "lr"),
+)
 _SPLIT = re.compile(r"[\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 

@@ -1,8 +1,8 @@
 """The points of one column, in bounded memory.
 
 >>> points = Points()
->>> for row in range(10_000):
-...     points.add(row, row, float("nan") if row == 77 else row % 100)
+>>> rows = np.arange(10_000)
+>>> points.extend(rows, rows, np.where(rows == 77, np.nan, rows % 100))
 >>> points.thin(1_000)
 >>> rows, steps, values = points.arrays()
 >>> len(rows) <= 1_003, points.total, np.flatnonzero(np.isnan(values)).size, float(np.nanmax(values))
@@ -15,8 +15,6 @@ a column is thinned, the result is the exact minimum and maximum of each bucket.
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 
 from .series import Floats, Ints
@@ -27,33 +25,26 @@ Arrays = tuple[Ints, Ints, Floats]
 class Points:
     """Rows, steps and values, 24 bytes a point; less where columns share the arrays of their rows and steps."""
 
-    __slots__ = ("_blocks", "_rows", "_size", "_steps", "_values", "total")
+    __slots__ = ("_blocks", "_size", "total")
 
     def __init__(self) -> None:
         self.total = 0
         self._blocks: list[Arrays] = []
         self._size = 0
-        self._rows, self._steps, self._values = array("q"), array("q"), array("d")
 
     def __len__(self) -> int:
-        return self._size + len(self._values)
-
-    def add(self, row: int, step: int, value: float) -> None:
-        self._rows.append(row)
-        self._steps.append(step)
-        self._values.append(value)
-        self.total += 1
+        return self._size
 
     def extend(self, rows: Ints, steps: Ints, values: Floats) -> None:
-        """Many points; the arrays must not be changed afterwards."""
-        self._gather()
+        """Many points; the arrays must not be changed afterwards. Many small blocks become one."""
+        if len(self._blocks) > 500:
+            self._blocks = [_join(self._blocks)]
         self._blocks.append((rows, steps, values))
         self._size += len(values)
         self.total += len(values)
 
     def arrays(self, since: int = 0) -> Arrays:
         """Rows, steps and values, from a row on."""
-        self._gather()
         first = len(self._blocks)
         while first > 0 and self._blocks[first - 1][0][-1] >= since:
             first -= 1
@@ -67,18 +58,6 @@ class Points:
         kept = keep(rows, values, limit)
         self._blocks = [(rows[kept], steps[kept], values[kept])]
         self._size = len(kept)
-
-    def _gather(self) -> None:
-        """Make a block of the points that came one by one; many small blocks become one."""
-        if len(self._blocks) > 500:
-            self._blocks = [_join(self._blocks)]
-        if self._values:
-            self._size += len(self._values)
-            rows, steps, values = self._rows, self._steps, self._values
-            self._rows, self._steps, self._values = array("q"), array("q"), array("d")
-            self._blocks.append(
-                (np.frombuffer(rows, np.int64), np.frombuffer(steps, np.int64), np.frombuffer(values, np.float64))
-            )
 
 
 def _join(blocks: list[Arrays]) -> Arrays:

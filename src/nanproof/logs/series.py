@@ -27,9 +27,20 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Unit = Literal["step", "epoch", "row"]
 EventKind = Literal[
-    "resume", "overflow", "nan", "exception", "warning", "skip", "rollback", "stop", "checkpoint", "finished",
-    "hardware", "incident", "file",
-]  # fmt: skip
+    "resume",
+    "overflow",
+    "nan",
+    "exception",
+    "warning",
+    "skip",
+    "rollback",
+    "stop",
+    "checkpoint",
+    "finished",
+    "hardware",
+    "incident",
+    "file",
+]
 
 
 def nonfinite_kinds(values: Floats) -> list[str]:

@@ -4,7 +4,7 @@
 >>> log = Collector(source="train.log", format="text")
 >>> shapes = Shapes(log)
 >>> for line in (b"76930 2.6496", b"76940 2.5910", b"76950 nan"):
-...     shapes.take(line, 1)
+...     _ = shapes.take(line, 1)
 >>> shapes.close()
 >>> log.series().loss.steps.tolist(), log.series().loss.values.tolist()
 ([76930, 76940, 76950], [2.6496, 2.591, nan])
@@ -23,8 +23,10 @@ from itertools import pairwise
 
 from . import numbers
 from .collect import Collector
+from .grammar import Layout, Slot
 from .messages import NONE
 from .names import EPOCH_KEYS, STEP_KEYS, meaning
+from .templates import Recipe
 
 MOST, WAIT, LONGEST, SLOTS = 300, 3, 400, 24
 _NUMBER = re.compile(rb"(?<![\w.#-])" + numbers.NUMBER + rb"(?=ms\b|s\b|%|it\b)?" + rb"(?:(?![\w#]|\.\d)|(?=ms\b|s\b))")
@@ -59,24 +61,25 @@ class Shapes:
         self._collector = collector
         self._shapes: dict[bytes, _Shape] = {}
 
-    def take(self, line: bytes, number: int) -> None:
+    def take(self, line: bytes, number: int) -> Recipe | None:
+        """Learn from a line; returns how lines like it are read, once that is decided."""
         if len(line) > LONGEST or NONE.search(line) or line.rstrip().endswith(b"count: 0"):
-            return
+            return Recipe()
         glued = _GLUED.search(line)
         if glued is not None:
             self._collector.place({glued["name"].decode("ascii", "replace"): math.nan}, step=None)
-            return
+            return None
         text = _CLOCK.sub(b"@", _WRAPPED.sub(rb"\1", line.strip())).replace(b"#", b" ")  # it stands for a number below
         if text.endswith(b" images"):  # darknet before it wrote "avg loss"
             text = text.replace(b" avg, ", b" avg loss, ")
         found = [m[0] for m in _NUMBER.finditer(text)]
         if not found or len(found) > SLOTS:
-            return
+            return Recipe()
         key = _NUMBER.sub(b"#", text)
         shape = self._shapes.get(key)
         if shape is None:
             if len(self._shapes) >= MOST:
-                return
+                return Recipe()
             shape = self._shapes[key] = _Shape(whole=[True] * len(found))
         values = [numbers.value(v) for v in found]
         for i, (word, value) in enumerate(zip(found, values, strict=True)):
@@ -85,10 +88,11 @@ class Shapes:
                 shape.finite.add(i)
         if shape.decided:
             self._emit(key, shape, values, number)
-            return
-        shape.waiting.append((values, number))
-        if len(shape.waiting) >= WAIT:
-            self._decide(key, shape)
+        else:
+            shape.waiting.append((values, number))
+            if len(shape.waiting) >= WAIT:
+                self._decide(key, shape)
+        return _recipe(line, shape, len(found)) if shape.names else Recipe()
 
     def close(self) -> None:
         for key, shape in self._shapes.items():
@@ -136,6 +140,15 @@ class Shapes:
             for value in values:
                 text = text.replace("#", f"{value:g}", 1)
             self._collector.event("nan", text, name="nan-in-line", step=step, line=number)
+
+
+def _recipe(line: bytes, shape: _Shape, count: int) -> Recipe | None:
+    """Where the numbers of a line stand that was learned; None if they are wrapped."""
+    spans = [m.span() for m in _NUMBER.finditer(_CLOCK.sub(lambda m: b"@" * len(m[0]), line))]
+    if len(spans) != count or _WRAPPED.search(line) or b"#" in line:
+        return None
+    values = {name: Slot(*spans[i], exact=False) for i, name in shape.names.items()}
+    return Recipe(Layout(values, None if shape.step is None else Slot(*spans[shape.step])), learned=True)
 
 
 def _slot_names(key: bytes, count: int) -> list[str]:

@@ -149,9 +149,12 @@ class RunFolder:
             self._collector.note(f"{path.parent.name}/incident.json cannot be read")
             return
         self._collector.event(
-            "incident", f"{incident.verdict} → {incident.action.kind}", name=incident.verdict.kind, step=incident.step,
+            "incident",
+            f"{incident.verdict} → {incident.action.kind}",
+            name=incident.verdict.kind,
+            step=incident.step,
             details={"path": str(path.parent)},
-        )  # fmt: skip
+        )
 
 
 def event_files(folder: Path) -> list[Path]:

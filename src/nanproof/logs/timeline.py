@@ -18,21 +18,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .messages import AFTERMATH, OUTSIDE
 from .moments.failure import ORDER, find_dead, find_nonfinite, find_zeros
 from .moments.level import BOTTOM, find_level
 from .moments.moment import Moment, MomentKind
 from .moments.rates import find_frozen, find_jumps, find_negative
 from .moments.scale import find_scale, find_skips
 from .moments.spikes import find_growth, find_spikes
-from .moments.words import find_resumes, find_words
+from .moments.words import find_outside, find_resumes, find_words
 from .series import Series, Unit
 from .shapes import METRIC
 
 Outcome = Literal["healthy", "intermittent", "dead", "stopped", "useless", "empty"]
 _HARD: tuple[MomentKind, ...] = (
-    "nonfinite", "hidden-nan", "masked-loss", "zero-loss", "scale-collapse", "message", "exception", "hardware",
-    "nan-iterations", "incident", "dead",
-)  # fmt: skip
+    "nonfinite",
+    "hidden-nan",
+    "masked-loss",
+    "zero-loss",
+    "scale-collapse",
+    "message",
+    "exception",
+    "hardware",
+    "nan-iterations",
+    "incident",
+    "dead",
+)
 _WHOLE: tuple[MomentKind, ...] = ("flat", "chance")
 
 
@@ -80,20 +90,33 @@ def timeline(series: Series) -> Timeline:
     """The story of a log; a pure function."""
     bad = find_nonfinite(series)
     found = [
-        *bad, *find_zeros(series), *find_growth(series), *find_spikes(series), *find_jumps(series),
-        *find_frozen(series), *find_negative(series), *find_scale(series), *find_skips(series), *find_level(series),
+        *bad,
+        *find_zeros(series),
+        *find_growth(series),
+        *find_spikes(series),
+        *find_jumps(series),
+        *find_frozen(series),
+        *find_negative(series),
+        *find_scale(series),
+        *find_skips(series),
+        *find_level(series),
         *find_words(series),
-        *find_resumes(series), *find_dead(series),
-    ]  # fmt: skip
+        *find_resumes(series),
+        *find_dead(series),
+    ]
     told = [c for c in series.columns.values() if c.role in ORDER and len(c)]
     segments = series.segments
     return Timeline(
-        source=series.source, unit=series.unit, outcome=_outcome(series, found),
-        moments=tuple(sorted(found, key=lambda m: m.row)), order=tuple(m.column for m in bad),
-        first_step=segments[0].first_step if segments else None, last_step=segments[-1].last_step if segments else None,
+        source=series.source,
+        unit=series.unit,
+        outcome=_outcome(series, found),
+        moments=tuple(sorted(found, key=lambda m: m.row)),
+        order=tuple(m.column for m in bad),
+        first_step=segments[0].first_step if segments else None,
+        last_step=segments[-1].last_step if segments else None,
         first_values={c.name: float(c.values[0]) for c in told},
         last_values={c.name: float(c.values[-1]) for c in told},
-    )  # fmt: skip
+    )
 
 
 def _outcome(series: Series, moments: list[Moment]) -> Outcome:
@@ -106,7 +129,7 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
         return "dead"
     if any(m.kind == "dead" and m.row >= last for m in moments):
         return "dead"
-    if kinds & {"exception", "hardware"} or any(m.kind == "stop" and m.name != "early-stopping" for m in moments):
+    if any(stops(series, m) for m in moments):
         return "stopped"
     if kinds & {"hidden-nan", "message", "nan-iterations"} or any(_hurts(series, m) for m in moments):
         return "intermittent"
@@ -114,6 +137,14 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
     wrong = {"masked-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
     fell = any(m.kind == "negative-loss" and m.numbers["lowest"] < BOTTOM for m in moments)
     return "useless" if grown or fell or kinds & wrong else "healthy"
+
+
+def stops(series: Series, moment: Moment) -> bool:
+    """Whether the run itself is to blame for an exception, a fault or a stop; not so after an end from outside."""
+    if moment.kind not in ("exception", "hardware", "stop") or moment.name in (*OUTSIDE, "early-stopping"):
+        return False
+    end = find_outside(series)
+    return end is None or moment.row < end.row or AFTERMATH.search(moment.text) is None
 
 
 def _hurts(series: Series, moment: Moment) -> bool:

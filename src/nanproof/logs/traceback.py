@@ -23,26 +23,27 @@ class Tracebacks:
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._open = 0
+        self.open = 0
+        """How many lines the traceback has that is being read."""
         self._place = ""
 
     def take(self, line: bytes, number: int) -> bool:
         """Whether the line belongs to a traceback or ends a program by itself."""
         if b"Traceback (most recent" in line[:200]:
-            self._open, self._place = 1, ""
+            self.open, self._place = 1, ""
             return True
-        error = _ANY.match(line, 0, 300) if self._open else _ERROR.match(line.lstrip(), 0, 300)
+        error = _ANY.match(line, 0, 300) if self.open else _ERROR.match(line.lstrip(), 0, 300)
         if error is not None:
             self._end(error["kind"].decode(), line, number)
             return True
-        if not self._open:
+        if not self.open:
             return False
-        self._open += 1
+        self.open += 1
         frame = _FRAME.match(line, 0, 600)
         if frame is not None:
             self._place = f"{frame['file'].decode('utf-8', 'replace')}:{frame['line'].decode()}"
-        elif not line[:1].isspace() or self._open > _LIMIT:
-            self._open = 0
+        elif not line[:1].isspace() or self.open > _LIMIT:
+            self.open = 0
             return False
         return True
 
@@ -53,4 +54,4 @@ class Tracebacks:
         text, step = line.strip().decode("utf-8", "replace"), details.get("step", "")
         whole = int(step) if step.isdigit() and len(step) < 18 else None
         self._collector.event("exception", text, name=name, line=number, details=details, step=whole)
-        self._open, self._place = 0, ""
+        self.open, self._place = 0, ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..diagnosing import Diagnosis
@@ -12,7 +14,7 @@ from ..logs.timeline import Timeline, timeline
 from ..watch.compare import compare
 from ..watch.glance import value
 from ..watch.runs import Run, typed
-from ..watch.why import diagnosed, in_trouble, nearer, why
+from ..watch.why import command_of, diagnosed, in_trouble, nearer, script_in, why
 from .settings import proposed
 
 
@@ -31,8 +33,7 @@ def markdown(runs: Sequence[Run]) -> str:
         lines += [*_comparison(runs, stories), "", *_differences(runs)]
     for run, story in zip(runs, stories, strict=True):
         lines += [*_run(run, story, alone=len(runs) == 1), ""]
-    lines += [*_monitoring(runs), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_next_steps(runs)])
 
 
 def _states(runs: Sequence[Run]) -> Iterator[str]:
@@ -68,7 +69,7 @@ def _comparison(runs: Sequence[Run], stories: Sequence[Timeline]) -> Iterator[st
         ("skipped", [f"{r.series.counts.get('skip', 0):,}" for r in runs]),
         ("rolled back", [f"{r.series.counts.get('rollback', 0):,}" for r in runs]),
         ("incidents", [f"{len(r.incidents()):,}" for r in runs]),
-    ]  # fmt: skip
+    ]
     for name, cells in rows:
         yield f"| {name} | {' | '.join(cells)} |"
 
@@ -98,14 +99,15 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
         yield f"## {_text(run.name)}"
         yield ""
     troubled = in_trouble(run.state(), run.incidents())
-    diagnosis, failed = diagnosed(run.home) if alone or troubled else (None, "")
+    diagnosis, failed = diagnosed(run.home) if alone or troubled or _bad(run) else (None, "")
     yield "### Root cause"
     yield ""
-    yield from _causes(diagnosis, failed) if alone or troubled else ["No bad value and no incident was recorded.", ""]
-    yield "### What happened, in order"
-    yield ""
-    yield from [f"- {_text(m.text)}" for m in story.moments[:20]] or ["- nothing that the log tells"]
-    yield ""
+    fine = not troubled and (diagnosis is None or diagnosis.benign) and not _bad(run)
+    yield from ["No bad value and no incident was recorded.", ""] if fine and not failed else _causes(diagnosis, failed)
+    if run.state().repairs:
+        yield from ("### Repairs in force", "", *(f"- {_text(repair)}" for repair in run.state().repairs), "")
+    if story.moments:
+        yield from ("### What happened, in order", "", *(f"- {_text(m.text)}" for m in story.moments[:20]), "")
     incidents = [i for i in (run.incident(i["id"]) for i in run.incidents()[:5]) if i is not None]
     if incidents:
         yield "### Causal chain"
@@ -115,7 +117,7 @@ def _run(run: Run, story: Timeline, *, alone: bool) -> Iterator[str]:
     yield from _proposals(run)
     for title, text in (diagnosis.tables if diagnosis else {}).items():
         yield from (f"### {title}", "", "```text", text.rstrip(), "```", "")
-    yield from _checklist(run, story, diagnosis, incidents)
+    yield from _checklist(run, story, diagnosis, incidents, fine=fine)
     cause = why(run.home, run.state(), run.incidents(), diagnosis)
     if cause.command:
         yield from ("### Next command", "", _code(cause.command), "")
@@ -129,8 +131,13 @@ def _causes(diagnosis: Diagnosis | None, failed: str) -> Iterator[str]:
     yield "| cause | confidence | evidence | against | repair |"
     yield "|---|---|---|---|---|"
     for cause in diagnosis.causes[:3]:
-        cells = [cause.title, cause.confidence, "<br>".join(_text(nearer(e)) for e in cause.evidence) or "–",
-                 "<br>".join(_text(nearer(e)) for e in cause.against) or "–", _text(cause.fix)]  # fmt: skip
+        cells = [
+            cause.title,
+            cause.confidence,
+            "<br>".join(_text(nearer(e)) for e in cause.evidence) or "–",
+            "<br>".join(_text(nearer(e)) for e in cause.against) or "–",
+            _text(cause.fix),
+        ]
         yield f"| {' | '.join(cells)} |"
     yield ""
     for missing in diagnosis.missing[:2]:
@@ -154,31 +161,42 @@ def _chain(incident: dict[str, Any]) -> Iterator[str]:
 
 
 def _checklist(
-    run: Run, story: Timeline, diagnosis: Diagnosis | None, incidents: Sequence[dict[str, Any]]
-) -> Iterator[str]:  # fmt: skip
+    run: Run, story: Timeline, diagnosis: Diagnosis | None, incidents: Sequence[dict[str, Any]], *, fine: bool
+) -> Iterator[str]:
     located = [i for i in incidents if i.get("location")]
     proved = [i for i in located if i["location"].get("verified")]
     done = [
         (bool(run.series.rows), f"the log was read ({run.series.rows:,} rows, {run.series.format})"),
         (story.outcome == "healthy", "every logged value is finite"),
+    ]
+    asked = [
         (bool(located), "a bad step was located at its line"),
         (bool(proved), "the location was proved by replaying the step without that operation"),
         (diagnosis is not None and diagnosis.decided, "one cause stands out"),
     ]
     yield "### Verified, and not"
     yield ""
+    done += [] if fine else asked
     yield from (f"- [{'x' if good else ' '}] {words}" for good, words in done)
     yield ""
 
 
-def _monitoring(runs: Sequence[Run]) -> Iterator[str]:
-    yield "## Next steps, and how to keep it finite"
+def _next_steps(runs: Sequence[Run]) -> Iterator[str]:
+    """What to do about the runs that broke; every command works as it stands, where the report was written."""
+    broken = [run for run in runs if in_trouble(run.state(), run.incidents())]
+    if not broken:
+        return
+    yield from ("## Next steps", "")
+    if any(next(Path().glob(pattern), None) for pattern in ("*.py", "*/*.py")):
+        yield "- [ ] look at the repairs of the code as a diff, then apply them with `--fix`: `nanproof lint --diff .`"
+    script = next((words for run in broken if (words := script_in(command_of(run.home)))), [])
+    if script and Path(script[0]).is_file():
+        name, options = shlex.quote(script[0]), f" -- {shlex.join(script[1:])}" if script[1:] else ""
+        yield f"- [ ] prove it small: {_code(f'nanproof smoke {name}{options}')}"
+        yield f"- [ ] plan the way to the full size: {_code(f'nanproof rollout --init {name}')}"
+        yield f"- [ ] train under the guard: {_code(f'nanproof run {shlex.join(script)}')}"
+    yield f"- [ ] watch it: {_code(f'nanproof watch {typed(broken[-1].home)}')}"
     yield ""
-    yield "- [ ] look at the repair as a diff, then apply it: `nanproof lint --diff .`, `nanproof harden CONFIG --diff`"
-    yield "- [ ] prove it small: `nanproof smoke train.py`, then `nanproof rollout plan.yaml`"
-    yield "- [ ] train under the guard: `nanproof run train.py`"
-    yield f"- [ ] watch it: {_code(f'nanproof watch {typed(runs[-1].home)}')}"
-    yield "- [ ] before resuming: `nanproof scan CHECKPOINTS`, `nanproof diagnose --before-resume CHECKPOINT`"
 
 
 def _number(number: Any) -> str:

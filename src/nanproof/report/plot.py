@@ -17,9 +17,19 @@ from ..watch.runs import Run
 
 WIDTH = 2000
 COLORS = (
-    "#2f6fd0", "#d97706", "#159267", "#9b4fd1", "#c2447e", "#5b6673", "#0e9aa7", "#8a5a2b", "#6b8e23", "#e0567a",
-    "#4b4fb8", "#a08c00",
-)  # as in the page  # fmt: skip
+    "#2f6fd0",
+    "#d97706",
+    "#159267",
+    "#9b4fd1",
+    "#c2447e",
+    "#5b6673",
+    "#0e9aa7",
+    "#8a5a2b",
+    "#6b8e23",
+    "#e0567a",
+    "#4b4fb8",
+    "#a08c00",
+)  # as in the page
 MANY = 3  # runs whose legend has room within the curves
 
 
@@ -34,8 +44,10 @@ def write_png(runs: Sequence[Run], out: str | os.PathLike[str]) -> None:
     color = {r.id: COLORS[i % len(COLORS)] for i, r in enumerate(runs)}
     losses = [(r.name, color[r.id], r.series.loss) for r in runs]
     norms = [(r.name, color[r.id], r.series.grad_norm) for r in runs]
-    shown = [(title, [(n, k, c) for n, k, c in group if c is not None and len(c)])
-             for title, group in (("loss", losses), ("gradient norm", norms))]  # fmt: skip
+    shown = [
+        (title, [(n, k, c) for n, k, c in group if c is not None and len(c)])
+        for title, group in (("loss", losses), ("gradient norm", norms))
+    ]
     shown = [(title, group) for title, group in shown if group]
     if not shown:
         raise UsageError("there is no loss and no gradient norm to plot", hint="name a run folder or a log with one")
@@ -87,6 +99,13 @@ def _bands(axes: Any, bad: Sequence[Sequence[int]], color: str, row: int) -> Non
         kinds = ", ".join(word for word, n in zip(("NaN", "Inf", "-Inf"), counts, strict=True) if n)
         label = f"{kinds} {first:,}" + (f"–{last:,}" if last > first else "")
         axes.text(
-            first, 0.95 - 0.08 * row, label, transform=axes.get_xaxis_transform(), fontsize=8, color="white", va="top",
-            clip_on=True, bbox={"facecolor": color, "edgecolor": "none", "pad": 1.5},
-        )  # fmt: skip
+            first,
+            0.95 - 0.08 * row,
+            label,
+            transform=axes.get_xaxis_transform(),
+            fontsize=8,
+            color="white",
+            va="top",
+            clip_on=True,
+            bbox={"facecolor": color, "edgecolor": "none", "pad": 1.5},
+        )

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from ..guard import Guard
 from ..guard.observers import Observer
+from ..guard.samples import place_of, view_of
 from ..location import shown_path
 from ..records import Action, Reading, Verdict
-from ..tensors import has_memory
 from .module_lookup import Loose, find_owners, leaves_of
 
 log = logging.getLogger("nanproof")
@@ -101,8 +101,8 @@ class Attachment:
             return
         if self._passes == PASSES:
             known, held = self._known(), [(ref(), old) for ref, old in self._samples.values()]
-            here = [(p, old) for p, old in held if p is not None and has_memory(_local(p))]
-            changed = [p for p, old in here if not torch.equal(_sample(p), old)]
+            here = [(p, old) for p, old in held if p is not None and place_of(p)]
+            changed = [p for p, old in here if not torch.equal(view_of(p, VALUES), old)]
             guarded = self.attached or self.stepping
             unguarded = [p for p in changed if not guarded or (id(p) not in known and not _is_gathered(p))]
             self._samples.clear()
@@ -111,9 +111,9 @@ class Attachment:
             return
         leaves = leaves_of(losses)
         parameters = [p for p in leaves if isinstance(p, nn.Parameter)] or leaves
-        parameters = [p for p in parameters if has_memory(_local(p))]  # not those that FSDP has gathered and freed
+        parameters = [p for p in parameters if place_of(p)]  # not those that FSDP has gathered and freed
         for p in sorted(parameters, key=lambda p: p.numel())[:SAMPLED]:
-            self._samples.setdefault(id(p), (weakref.ref(p), _sample(p)))
+            self._samples.setdefault(id(p), (weakref.ref(p), view_of(p, VALUES).clone()))
 
     def _tell(self, changed: list[Tensor], known: set[int]) -> None:
         if "keras" in sys.modules:
@@ -177,14 +177,3 @@ def _is_gathered(tensor: Tensor) -> bool:
     """Whether this is what FSDP has gathered for a pass: it changes with the shards, which the optimizer steps."""
     inside = (m for owner in find_owners([tensor]) for m in owner.modules())
     return any(hasattr(m, "unshard") or type(m).__name__ == "FullyShardedDataParallel" for m in inside)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    """Some values of a tensor, as they are now."""
-    values = _local(tensor).detach().reshape(-1)
-    return values[:: max(1, values.numel() // VALUES)].clone()

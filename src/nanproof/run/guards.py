@@ -16,21 +16,12 @@ from ..guard import Guard
 from ..guard.data import DataSource
 from ..guard.external import ExternalLoop, attach
 from ..guard.rundir import RunDir
-from ..guard.tally import Tally
 from ..launch import rank_and_world
 from .attachment import FirstStep, describe
 from .options import Options
 
 if TYPE_CHECKING:
     from ..integrations.deepspeed import EngineGuard
-
-
-@dataclass(frozen=True)
-class Past:
-    """What is left of a closed guard: its folder and its counts."""
-
-    run_dir: Path | None
-    tally: Tally
 
 
 @dataclass(eq=False)
@@ -67,16 +58,16 @@ class Guards:
         found = [r.guard() for r in self._records]
         return [g for g in found if g is not None and g.open]
 
-    def make(self, model: Any, optimizer: Any, *, after: Past | None = None, **options: Any) -> ExternalLoop:
+    def make(self, model: Any, optimizer: Any, *, after: RunDir | None = None, **options: Any) -> ExternalLoop:
         """A guarded loop in the run's folder, or below it for whatever is trained after the first.
 
-        ``after`` is a closed guard of the same model, to which other optimizers have come: its counts go on.
+        ``after`` is the run of a closed guard of the same model, to which other optimizers have come: its counts go on.
         """
         self.retire()
         given = {**self._options.guard_options(), "policy": self.policy, "data": self._data, **options}
-        if after is not None and after.run_dir is not None:
-            self.accounts = [a for a in self.accounts if a["folder"] != str(after.run_dir)]
-            folder, given["continues"] = after.run_dir, after.tally
+        if after is not None and after.path is not None:
+            self.accounts = [a for a in self.accounts if a["folder"] != str(after.path)]
+            folder, given["continues"] = after.path, after.tally
         else:
             folder = self._folder()
         try:
@@ -84,7 +75,7 @@ class Guards:
         except LockedError:  # another process of this run was first; no lock may end a training
             loop = attach(model, optimizer, run_dir=self._options.run_dir / f"pid-{os.getpid()}", **given)
         guard = loop.guard
-        self._keep(Record(weakref.ref(guard), guard._engine.run, guard.rank), describe(guard))
+        self._keep(Record(weakref.ref(guard), guard._context.run, guard.rank), describe(guard))
         return loop
 
     def make_for_engine(self, engine: Any) -> None:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..location import shown_path
+from ..location import call_name, shown_path
 
 if TYPE_CHECKING:
     from .launcher import Outcome
@@ -87,7 +87,7 @@ def _told(incident: dict[str, Any]) -> list[str]:
     tensors = incident.get("tensors") or []
     lines = []
     if place.get("file"):
-        where = f"{shown_path(place['file'])}:{place['line']} {place['op']}".rstrip()
+        where = f"{shown_path(place['file'])}:{place['line']} {call_name(place['op'])}".rstrip()
         lines.append(f"  cause: {where}: {place['why']}")
     elif place.get("why"):
         lines.append(f"  cause: {place['why']}")

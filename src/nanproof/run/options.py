@@ -14,6 +14,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import Lock, make_folder, write_atomic
+from ..guard.checks import positive
+from ..guard.options import Records, Watch
 from ..guard.policy import Policy
 
 # what can be set with --set, besides the policy: fields of the groups that Guard takes
@@ -53,23 +55,16 @@ class Options:
             self.make_policy()
         except TypeError as error:
             raise UsageError(f"the policy cannot be made: {error}", hint="look at the values of --set") from error
-        self.check_numbers()
+        options = self.guard_options()
+        positive(("max_norm",), max_norm=options.get("max_norm"))
 
     def guard_options(self) -> dict[str, Any]:
         """The settings as arguments of a guard."""
-        from ..guard.options import Records, Watch
-
         groups: dict[str, dict[str, Any]] = {"watch": {}, "records": {}, "": {}}
         for name, value in self.guard.items():
             group, _, field_name = name.rpartition(".")
             groups[group][field_name] = value
         return {**groups[""], "watch": Watch(**groups["watch"]), "records": Records(**groups["records"])}
-
-    def check_numbers(self) -> None:
-        numbers = {k: v for k, v in self.guard.items() if k not in ("watch.modules", "watch.params", "heal")}
-        for name, value in numbers.items():
-            if value is not None and not (isinstance(value, int | float) and value > 0):
-                raise UsageError(f"{name} is {value}", hint="give a positive number")
 
     def claim_folder(self) -> None:
         """Make the run's folder; raise when it cannot be written, or belongs to a run that goes on."""

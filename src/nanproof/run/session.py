@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import NonFiniteError
+from ..guard.boundary import Boundary
 from ..guard.data import DataSource
 from ..guard.external import ExternalLoop
 from ..guard.guard import guard_of
 from ..guard.hooks import removed
 from ..guard.ranks import count_collectives
+from ..guard.rundir import RunDir
 from .attachment import Attachment, Checked, parameters_in
-from .guards import Guards, Past
+from .guards import Guards
 from .options import Options
 from .own_averages import OwnAverages
 from .registry import Registry
@@ -36,10 +38,11 @@ _LOOP = "_nanproof_loop"
 """Where an optimizer holds on to the loop that guards it."""
 
 
-class Session:
+class Session(Boundary):
     """Hears what the patched functions of torch are called with, and answers for the guard."""
 
     def __init__(self, options: Options) -> None:
+        super().__init__()
         self.data = DataSource()
         self.guards = Guards(options, self.data)
         self.registry = Registry(self._on_forward)
@@ -75,7 +78,7 @@ class Session:
     @property
     def _replaying(self) -> bool:
         """Whether the guard runs a step again, to look into it: hooks of the script's must not step then."""
-        return self._loop is not None and self._loop.busy
+        return self._loop is not None and self._loop.passes.busy
 
     def _known(self) -> set[int]:
         """The parameters of the optimizers that are guarded, here or elsewhere."""
@@ -87,7 +90,7 @@ class Session:
         """An optimizer was made: the next training pass of its model makes a guard."""
         if self.here:
             self.registry.add(optimizer)
-            with self._surviving("looking for a model"):
+            with self.surviving("looking for a model"):
                 self.registry.watch_owners(optimizer)
 
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
@@ -99,8 +102,8 @@ class Session:
         loop = self._guard_all() if self._strangers() else None
         if loop is not None:
             if module not in loop.guard.training.roots:
-                loop.add_hooks(module)
-            loop.before_forward(module, args, kwargs)  # hooks that are added during a call wait for the next one
+                loop.passes.add_hooks(module)
+            loop.passes.before_forward(module, args, kwargs)  # hooks that are added during a call wait for the next one
 
     def forward(self, module: nn.Module, call: Call, args: Any, kwargs: Any) -> Any:
         """A forward pass whose hooks are compiled away: begin and end it from outside."""
@@ -110,12 +113,12 @@ class Session:
         if loop is None or torch.compiler.is_compiling():
             return call(*args, **kwargs)
         if loop is known:
-            loop.before_forward(module, args, kwargs)
+            loop.passes.before_forward(module, args, kwargs)
         output = None
         try:
             output = call(*args, **kwargs)
         finally:
-            loop.after_forward(module, args, output)
+            loop.passes.after_forward(module, args, output)
         return output
 
     def stay_out_of_graphs(self) -> None:
@@ -157,13 +160,13 @@ class Session:
             setattr(optimizer, _LOOP, loop)
         return loop
 
-    def _leave_loop(self) -> tuple[Past, set[int]] | None:
+    def _leave_loop(self) -> tuple[RunDir, set[int]] | None:
         """A new optimizer has come: close the loop; what is gone by now must not be held on to."""
         loop = self._loop
         if loop is None:
             return None
         known = parameters_in(loop.guard.training.optimizers)
-        past = Past(loop.guard.run_dir, loop.guard.tally)
+        past = loop.guard._context.run
         self._let_go(loop)
         self._loop_ref = None
         self.guards.retire()
@@ -183,7 +186,7 @@ class Session:
             make()
         if not self.here:
             return
-        with self._surviving("guarding DeepSpeed's engine"):
+        with self.surviving("guarding DeepSpeed's engine"):
             outer = engine.optimizer
             inner = [outer, getattr(outer, "optimizer", None), getattr(engine, "basic_optimizer", None)]
             self.registry.pass_over([o for o in inner if isinstance(o, Optimizer)])
@@ -214,7 +217,7 @@ class Session:
         try:
             if self._loop is None:
                 return call()
-            with self._loop.in_backward(losses, raw, scaler=scaled_by):
+            with self._loop.passes.in_backward(losses, raw, scaler=scaled_by):
                 result = call()
         except BaseException:
             self._waiting.drop()
@@ -227,13 +230,13 @@ class Session:
     def look(self, outputs: Any) -> None:
         """A backward pass begins: until it is known who updates the weights, see whether they have changed."""
         if self.attachment.looking and self.here and not self._in_backward and not self._replaying:
-            with self._surviving("looking at who updates the weights"):
+            with self.surviving("looking at who updates the weights"):
                 self.attachment.look(outputs)
 
     def holds(self, optimizer: Optimizer, clear: Call) -> bool:
         """Whether gradients cannot be cleared yet, because the step that uses them waits for the verdict."""
         if self._loop is not None and self.here and not self._in_backward:
-            self._loop.clearing(optimizer)
+            self._loop.passes.clearing(optimizer)
         return self._replaying or (self._in_backward and self._waiting.clear(optimizer, clear))
 
     def clip(self, call: Call, parameters: list[Tensor]) -> Any:
@@ -275,12 +278,12 @@ class Session:
 
     def _after(self, loop: ExternalLoop) -> None:
         if not loop.carried_out:
-            with self._surviving("looking for averages of the weights"):
+            with self.surviving("looking for averages of the weights"):
                 self._own_averages.skipped(loop.guard.training)
 
     def _notice_average(self) -> None:
         """An average that the script computes itself takes unchanged weights in after a skipped step."""
-        with self._surviving("looking for averages of the weights"):
+        with self.surviving("looking for averages of the weights"):
             name = self._own_averages.look()
             if name:
                 what, why = f"{name}, an average of the weights", "the script computes it itself"
@@ -345,7 +348,7 @@ class Session:
         """A loader hands out a batch."""
         if self.here and self._hears_loaders:
             self._hears_loaders = False  # for good, if this fails
-            with self._surviving("looking at what a loader hands out"):
+            with self.surviving("looking at what a loader hands out"):
                 self.data.delivered(loader, batch)
                 self._hears_loaders = True
 
@@ -353,21 +356,21 @@ class Session:
         """A save: carried out unless it is a training state that is not finite; ``among`` ranks make it together."""
         if not self.here:
             return call()
-        for guard in self.guards.open if self.guards.policy.mode != "observe" else ():
-            found = None
-            with self._surviving("looking at a save"):
-                found = find_poison(value, guard.training)
-            if not guard.refuses_save(target, found, among=among):
+        for guard in self.guards.open:
+            bad = ""
+            with self.surviving("looking at a save"):
+                bad = str(find_poison(value, guard.training) or "")
+            if not guard.blocks_save(target, bad, among=among):
                 continue
             self.blocked_saves += 1
-            what = str(found) if found is not None else "a tensor on another rank"
             if hasattr(target, "write"):
                 # an open file is empty by now, and the script may put it in the place of a good one
+                what = bad or "a tensor on another rank"
                 raise NonFiniteError(f"refused to save into an open file: {what}", hint="the last save is still good")
             return None
-        with self._surviving("looking at what a save overwrites"):
+        with self.surviving("looking at what a save overwrites"):
             self._notice_overwriting(target)
-        ours = [*self._loop.hooks, *self._loop.guard.hooks] if self._loop is not None else []
+        ours = [*self._loop.passes.hooks, *self._loop.guard.hooks] if self._loop is not None else []
         with removed([*self.registry.triggers, *ours]):
             return call()
 
@@ -400,8 +403,8 @@ class Session:
         """The script ends by an exception: if values that are not finite are behind it, that is an incident."""
         loop = self._loop
         if self.here and loop is not None:
-            with self._surviving("looking at the exception that ended the script"):
-                loop.died(error)
+            with self.surviving("looking at the exception that ended the script"):
+                loop.passes.died(error)
 
     def end(self) -> None:
         """Close every guard; what was found is in ``guards.accounts`` and ``unhooked``."""
@@ -414,14 +417,8 @@ class Session:
             self._let_go(loop)
         self.guards.close()
 
-    @contextmanager
-    def _surviving(self, doing: str) -> Iterator[None]:
-        """A block of our own work: if it fails, that is said loudly, and the script goes on."""
-        try:
-            yield
-        except Exception as error:
-            self.unhooked[doing] = f"guard-failed, {type(error).__name__}: {error}"
-            log.error("nanproof: guard-failed, %s", doing, exc_info=error)
+    def _record_failure(self, doing: str, said: str, *, first: bool) -> None:
+        self.unhooked[doing] = f"guard-failed, {said.removeprefix(f'{doing}: ')}"
 
     @contextmanager
     def _inside(self, flag: str) -> Iterator[None]:

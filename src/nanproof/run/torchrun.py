@@ -25,9 +25,16 @@ def torchrun_command(words: Sequence[str], *, nproc: int, nnodes: int, rendezvou
     if rendezvous is not None:
         where = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous}", "--rdzv-id=nanproof"]
     return [
-        sys.executable, "-m", "torch.distributed.run", *where, f"--nproc-per-node={nproc}",
-        "-m", "nanproof", "run", *words,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *where,
+        f"--nproc-per-node={nproc}",
+        "-m",
+        "nanproof",
+        "run",
+        *words,
+    ]
 
 
 def launch(command: Sequence[str], run_dir: Path) -> int:

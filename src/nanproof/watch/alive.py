@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..errors import NanproofError
+from ..records import Repair
 from .state import Signs
 
 RUN_LOG = "training_log.jsonl"
@@ -41,10 +43,13 @@ def signs_of(path: Path, home: Path | None = None) -> Signs:
     # the record of an earlier run in the same folder says nothing about a later one
     current = recorded + 1 >= written and not held
     return Signs(
-        open=held, quiet=max(0.0, time.time() - written), killed=killed,
+        open=held,
+        quiet=max(0.0, time.time() - written),
+        killed=killed,
         exit_code=code if current and isinstance(code, int) else None,
         ended=str(record.get("ended", "")) if current else "",
-    )  # fmt: skip
+        repairs=_repairs(home, record),
+    )
 
 
 def _written(log: Path) -> float | None:
@@ -55,6 +60,18 @@ def _written(log: Path) -> float | None:
         return log.stat().st_mtime
     except OSError:
         return None
+
+
+def _repairs(home: Path, record: dict[str, Any]) -> tuple[str, ...]:
+    """The repairs that the run has in force; those of an earlier run in the same folder are not."""
+    file = home / "repairs.json"
+    try:
+        if file.stat().st_mtime + 1 < float(record.get("started", 0)):
+            return ()
+        found = [Repair.from_json(r) for r in json.loads(file.read_bytes())]
+    except (OSError, ValueError, TypeError, NanproofError):
+        return ()
+    return tuple(f"{r.name} {r.does} since step {r.step:,}: {r.why}" for r in found)
 
 
 def _record(path: Path) -> tuple[dict[str, Any], float]:

@@ -54,15 +54,22 @@ def compare(a: Run, b: Run) -> Comparison:
         words = f"{role} first differs at step {step:,}: {value(x)} in {a.name}, {value(y)} in {b.name}"
     command = (shlex.join(command_of(a.path)), shlex.join(command_of(b.path)))
     return Comparison(
-        first=words + _counted(shift, b), step=step, settings=_differing(settings_of(a.home), settings_of(b.home)),
-        environment=_differing(environment_of(a), environment_of(b)),
+        first=words + _counted(shift, b),
+        step=step,
+        settings=_differing(settings_of(a.home), settings_of(b.home)),
+        environment=_known_of_both(environment_of(a), environment_of(b)),
         command=command if command[0] != command[1] and all(command) else None,
-    )  # fmt: skip
+    )
 
 
 def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
     keys = sorted(a.keys() | b.keys()) if a and b else []
     return tuple((key, a.get(key, "–"), b.get(key, "–")) for key in keys if a.get(key) != b.get(key))
+
+
+def _known_of_both(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """Differences around two runs: what only one has recorded is none, unless it is an environment variable."""
+    return tuple(row for row in _differing(a, b) if "–" not in row[1:] or row[0].isupper())
 
 
 def first_difference(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> tuple[int, float, float] | None:

@@ -68,10 +68,17 @@ def glance(
     state = state or state_of(series, Signs())
     alive = outlook is not None and state.since is None and not state.bad
     return Glance(
-        name=name, step=step, max_steps=series.max_steps, unit=series.unit, pace=_pace(series),
-        curves=tuple(_curve(c) for c in columns), counts=counts, incidents=tuple(incidents[-4:]),
-        state=state, warning=outlook.warning if outlook is not None and alive else "",
-    )  # fmt: skip
+        name=name,
+        step=step,
+        max_steps=series.max_steps,
+        unit=series.unit,
+        pace=_pace(series),
+        curves=tuple(_curve(c) for c in columns),
+        counts=counts,
+        incidents=tuple(incidents[-4:]),
+        state=state,
+        warning=outlook.warning if outlook is not None and alive else "",
+    )
 
 
 def _curve(column: Column) -> Curve:

@@ -54,11 +54,17 @@ def encode(
         lengths = np.bincount(np.searchsorted(starts, part.rows[finite], side="right") - 1, minlength=len(starts))
         header.append(
             {
-                "name": column.name, "role": column.role, "points": int(finite.sum()), "total": column.total,
-                "lengths": lengths.tolist(), "bad": stretches(whole), "last": to_json(float(column.values[-1])),
-                "last_step": int(column.steps[-1]), **({"layer": list(layer)} if layer else {}),
+                "name": column.name,
+                "role": column.role,
+                "points": int(finite.sum()),
+                "total": column.total,
+                "lengths": lengths.tolist(),
+                "bad": stretches(whole),
+                "last": to_json(float(column.values[-1])),
+                "last_step": int(column.steps[-1]),
+                **({"layer": list(layer)} if layer else {}),
             }
-        )  # fmt: skip
+        )
         arrays += [part.steps[finite].astype("<f8").tobytes(), part.values[finite].astype("<f8").tobytes()]
     text = json.dumps({"columns": header, "row": series.rows}, allow_nan=False).encode()
     text += b" " * (-(len(text) + 4) % 8)
@@ -127,10 +133,14 @@ def delta(series: Series, more: Sequence[Column] = ()) -> dict[str, Any]:
         part = thin(column, WIDTH)
         finite = np.isfinite(part.values)
         columns[column.name] = {
-            "role": column.role, "steps": part.steps[finite].tolist(), "values": part.values[finite].tolist(),
-            "bad": stretches(column), "last": to_json(float(column.values[-1])), "last_step": int(column.steps[-1]),
+            "role": column.role,
+            "steps": part.steps[finite].tolist(),
+            "values": part.values[finite].tolist(),
+            "bad": stretches(column),
+            "last": to_json(float(column.values[-1])),
+            "last_step": int(column.steps[-1]),
             **({"layer": list(layer)} if (layer := layer_of(column.name)) else {}),
-        }  # fmt: skip
+        }
     return {"columns": columns, "events": events_of(series.events), "row": series.rows}
 
 
@@ -142,7 +152,12 @@ def segments_of(series: Series) -> list[list[int]]:
 def about(series: Series) -> dict[str, Any]:
     """What a page needs to know of a run besides its points."""
     return {
-        "format": series.format, "unit": series.unit, "max_steps": series.max_steps, "rows": series.rows,
-        "segments": segments_of(series), "events": events_of(series.events),
-        "counts": dict(series.counts), "notes": list(series.notes),
-    }  # fmt: skip
+        "format": series.format,
+        "unit": series.unit,
+        "max_steps": series.max_steps,
+        "rows": series.rows,
+        "segments": segments_of(series),
+        "events": events_of(series.events),
+        "counts": dict(series.counts),
+        "notes": list(series.notes),
+    }

@@ -29,7 +29,8 @@ WAIT = 5.0  # seconds for a server to answer
 class Notifier:
     """Sends messages from a thread of its own.
 
-    A message is dropped when the queue is full or the server does not answer: a training must not wait for a chat.
+    A message is dropped when the queue is full or the server does not answer: watching must not wait for a chat.
+    `trouble` says so.
     """
 
     def __init__(self, address: str | None = None, *, clock: Any = time.monotonic) -> None:
@@ -46,6 +47,8 @@ class Notifier:
         self._told: dict[tuple[str, Occasion], float] = {}
         self._queue: queue.Queue[tuple[str, Occasion, str] | None] = queue.Queue(32)
         self.sent = self.dropped = 0
+        self.trouble = ""
+        """Why the last message did not go out; '' after one that did."""
         self._thread = threading.Thread(target=self._work, name="nanproof-notify", daemon=True)
         self._thread.start()
 
@@ -60,6 +63,7 @@ class Notifier:
             self._queue.put_nowait((run, occasion, text))
         except queue.Full:
             self.dropped += 1
+            self.trouble = "the receiver does not keep up"
             return False
         return True
 
@@ -77,8 +81,10 @@ class Notifier:
                 try:
                     send(*message)
                     self.sent += 1
-                except Exception:  # whatever a network can do, it must not reach a training
+                    self.trouble = ""
+                except Exception as error:  # whatever a network can do, it must not stop the watching
                     self.dropped += 1
+                    self.trouble = str(getattr(error, "reason", "") or error) or type(error).__name__
 
 
 def _webhook(address: str) -> Send:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..errors import NanproofError, UsageError
+from ..errors import NanproofError, UsageError, missing
 from ..forecast import CLOSER
 from ..location import Location, call_name
-from ..logs import Column, Follower, Series, find_logs
+from ..logs import Column, Event, Follower, LogFile, Series, find_logs
 from ..logs.foresee import Outlook, joined
 from ..records import Incident, to_json
 from .alive import RUN_LOG, signs_of
-from .history import about
+from .history import about, events_of
 from .state import RunState, Signs, state_of
 
 RUNS_EVERY = 3.0  # seconds between two looks for new runs
@@ -31,15 +31,21 @@ ENTRIES = 2000  # of a folder that are looked at for records of runs
 LOOKS = 2.0  # seconds between two looks at who writes a log
 EDITOR = "vscode://file/{path}:{line}"
 NEWEST = 500  # incidents that are listed
+PRINTED = 1 << 16  # bytes at each end of a file of printed lines that are searched for the folder of its records
+_RECORDS = re.compile(rb"^nanproof: .*; records in (\S+)", re.M)
 
 
 class Run:
     """One run. ``id`` says nothing of its path: it may stand in an address."""
 
     def __init__(
-        self, number: int, path: str | os.PathLike[str], name: str = "", log_run: str | None = None,
+        self,
+        number: int,
+        path: str | os.PathLike[str],
+        name: str = "",
+        log_run: str | None = None,
         home: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.id = f"r{number}"
         self.path = Path(path)
         self.home = home or self.path
@@ -50,13 +56,28 @@ class Run:
         self._looked, self._signs = -LOOKS, Signs()
         self.outlook = Outlook()
         self._risks: list[Column] = []
+        self._warned: list[Event] = []
+        """Warnings that the log does not hold itself; the last `_new` came with the last poll."""
+        self._new = 0
 
     def poll(self) -> Series:
         """What is new in the log since the last time."""
         new = self._follower.poll()
+        known = len(self.outlook.warnings)
         risk = self.outlook.take(new)
-        self._risks += [risk] if risk is not None else []
+        self._new = 0
+        if risk is not None:
+            self._risks.append(risk)
+            warned = self.outlook.warnings[known:]
+            self._new = len(warned)
+            self._warned += [
+                Event(kind="warning", name="forecast", text=str(w), row=self.series.rows, step=w.step) for w in warned
+            ]
         return new
+
+    def foretold(self, *, new: bool = False) -> list[dict[str, Any]]:
+        """The warnings of a run that no guard wrote the log of; ``new`` since the last poll."""
+        return events_of(self._warned[len(self._warned) - self._new :] if new else self._warned)
 
     def foreseen(self, *, new: bool = False) -> list[Column]:
         """What the log itself does not hold: forecasts and, without a guard, the risk; ``new`` since the last poll."""
@@ -113,10 +134,16 @@ class Run:
 
     def told(self) -> dict[str, Any]:
         """What a page knows of a run besides its points."""
+        known = about(self.series)
         return {
-            "id": self.id, "name": self.name, "guarded": self.guarded, "incidents": self.incidents(),
-            "state": state_json(self.state()), **about(self.series),
-        }  # fmt: skip
+            "id": self.id,
+            "name": self.name,
+            "guarded": self.guarded,
+            "incidents": self.incidents(),
+            "state": state_json(self.state()),
+            **known,
+            "events": known["events"] + self.foretold(),
+        }
 
 
 def short(key: str, incident: Incident) -> dict[str, Any]:
@@ -124,10 +151,16 @@ def short(key: str, incident: Incident) -> dict[str, Any]:
     place = incident.location
     where = f"{Path(place.file).name}:{place.line}" if place is not None and place.file else ""
     return {
-        "id": key, "step": incident.step, "time": incident.time, "verdict": str(incident.verdict),
-        "kind": incident.verdict.kind, "action": incident.action.kind, "where": where,
-        "cause": cause_of(place) if place is not None else "", "rank": incident.rank,
-    }  # fmt: skip
+        "id": key,
+        "step": incident.step,
+        "time": incident.time,
+        "verdict": str(incident.verdict),
+        "kind": incident.verdict.kind,
+        "action": incident.action.kind,
+        "where": where,
+        "cause": cause_of(place) if place is not None else "",
+        "rank": incident.rank,
+    }
 
 
 def cause_of(place: Location) -> str:
@@ -168,7 +201,8 @@ def editor_link(file: str, line: int) -> str:
 
 
 def state_json(state: RunState) -> dict[str, Any]:
-    return {"kind": state.kind, "text": str(state), "headline": state.headline, "bad": state.bad, "since": state.since}
+    plain: dict[str, Any] = {"kind": state.kind, "text": str(state), "headline": state.headline}
+    return plain | {"bad": state.bad, "since": state.since, "repairs": list(state.repairs)}
 
 
 def typed(path: Path) -> str:
@@ -217,7 +251,7 @@ class Finder:
             place = Path(path)
             if not place.exists():
                 hint = "give a run folder or a log; nanproof finds the newest one"
-                raise UsageError(f"{path} does not exist", hint=hint)
+                raise missing(path, hint)
             if self._add(path):
                 continue
             begun = place.is_file() or (place / RUN_LOG).exists()
@@ -271,7 +305,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
 
 def runs_below(root: Path) -> list[Place]:
     """The runs below a folder, the newest first: every log, and runs of `nanproof run` that never came to a step."""
-    logs = [log for log in find_logs(root) if not _is_trial(log.path)]
+    logs = _without_output([log for log in find_logs(root) if not _is_trial(log.path)])
     alone = Counter(Path(log.path).parent for log in logs)
     found = []
     for log in logs:
@@ -286,6 +320,24 @@ def runs_below(root: Path) -> list[Place]:
             place = record.parent
             found.append(Place(path=place, home=place, name=_name(place, root), modified=record.stat().st_mtime))
     return sorted(found, key=lambda place: (-place.modified, place.path))
+
+
+def _without_output(logs: Sequence[LogFile]) -> list[LogFile]:
+    """Without what `nanproof run` printed into a file: that is no run beside the one that it recorded."""
+    recorded = {Path(log.path).resolve() for log in logs if log.format == "nanproof"}
+    if not recorded:
+        return list(logs)
+    return [log for log in logs if log.format != "text" or not recorded & set(_recorded_by(Path(log.path)))]
+
+
+def _recorded_by(output: Path) -> Iterator[Path]:
+    """The folders that a file of printed lines names, near its beginning or its end, as those of its records."""
+    with suppress(OSError), output.open("rb") as file:
+        head = file.read(PRINTED)
+        file.seek(max(len(head), file.seek(0, os.SEEK_END) - PRINTED))
+        for found in _RECORDS.findall(head + file.read(PRINTED)):
+            name = found.decode(errors="replace")
+            yield from (place.resolve() for place in (Path(name), output.parent / name))
 
 
 def _name(path: Path, root: Path) -> str:

@@ -6,18 +6,19 @@ import asyncio
 import json
 import secrets
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import UsageError
 from ..records import to_json
 from . import history
 from .compare import compare
 from .limits import limited
-from .runs import Finder, state_json
+from .runs import Finder, Run, state_json
 from .security import App, Gatekeeper
 from .why import facts_of
 
@@ -34,13 +35,19 @@ def page_file(name: str) -> bytes:
 
 
 MODULES = (
-    "make.js", "source.js", "series.js", "link.js", "export.js", "marks.js", "chart.js", "panel.js", "incident.js",
-    "layers.js", "app.js",
-)  # each after what it imports  # fmt: skip
-PAGE = (
-    "index.html", "style.css", *MODULES,
-    "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css",
-)  # fmt: skip
+    "make.js",
+    "source.js",
+    "series.js",
+    "link.js",
+    "export.js",
+    "marks.js",
+    "chart.js",
+    "panel.js",
+    "incident.js",
+    "layers.js",
+    "app.js",
+)  # each after what it imports
+PAGE = ("index.html", "style.css", *MODULES, "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css")
 
 
 class Desk:
@@ -54,6 +61,7 @@ class Desk:
         self._task: asyncio.Task[None] | None = None
         self._states: dict[str, dict[str, Any]] = {}
         self._rows: dict[str, int] = {}
+        self._asked: dict[str, asyncio.Task[dict[str, object]]] = {}
 
     async def ask(self, function: Callable[..., T], *args: Any) -> T:
         """Do something with a log where all such work is done."""
@@ -94,18 +102,59 @@ class Desk:
             state = state_json(run.state())
             if not new.empty or incidents or state != self._states.get(run.id):
                 told = {
-                    "run": run.id, "since": since, "incidents": incidents, "state": state,
+                    "run": run.id,
+                    "since": since,
+                    "incidents": incidents,
+                    "state": state,
                     "segments": history.segments_of(run.series),
                     **history.delta(new, run.foreseen(new=True)),
-                }  # fmt: skip
+                }
+                told["events"] += run.foretold(new=True)
                 self._states[run.id] = state
                 messages.append(json.dumps(to_json(told), allow_nan=False))
         return messages
+
+    async def facts(self, run: Run) -> dict[str, object]:
+        """The cause and the settings of a run: seconds of reading. A page that asks again waits for the same."""
+        if run.id not in self._asked:
+            self._asked[run.id] = asyncio.create_task(self._learn(run))
+            self._asked[run.id].add_done_callback(lambda _: self._asked.pop(run.id, None))
+        return await asyncio.shield(self._asked[run.id])
+
+    async def _learn(self, run: Run) -> dict[str, object]:
+        state, incidents = await self.ask(lambda: (run.state(), run.incidents()))
+        return await _apart(facts_of, run.home, state, incidents)
 
     def overview(self) -> list[dict[str, Any]]:
         if not self.viewers:  # while somebody looks, it is read for them anyway
             self._read()
         return [run.told() for run in self.runs.values()]
+
+
+async def _apart(function: Callable[..., T], *args: Any) -> T:
+    """Do something long in a thread of its own: points keep coming, and Ctrl-C does not wait for it."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: Exception | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(cast(T, value))
+
+    def work() -> None:
+        value, failed = None, None
+        try:
+            value = function(*args)
+        except Exception as error:
+            failed = error
+        with suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(settle, value, failed)
+
+    threading.Thread(target=work, daemon=True, name="nanproof-facts").start()
+    return await result
 
 
 def make_app(finder: Finder, *, token: str, hosts: frozenset[str]) -> App:
@@ -149,11 +198,7 @@ def make_app(finder: Finder, *, token: str, hosts: frozenset[str]) -> App:
 
     async def facts(request: Request) -> Response:
         run = desk.runs.get(request.path_params["run"])
-        if run is None:
-            return missing()
-        state, incidents = await desk.ask(lambda: (run.state(), run.incidents()))
-        # seconds of reading: in a thread of its own, so that points keep coming
-        return answer(await asyncio.to_thread(facts_of, run.home, state, incidents))
+        return missing() if run is None else answer(await desk.facts(run))
 
     async def compared(request: Request) -> Response:
         pair = list(desk.runs.values())
@@ -172,11 +217,15 @@ def make_app(finder: Finder, *, token: str, hosts: frozenset[str]) -> App:
 
     base = "/{token}"
     routes = [
-        Route(f"{base}/", page), Route(f"{base}/runs", overview), Route(f"{base}/points/{{run}}", points),
-        Route(f"{base}/incident/{{run}}/{{key}}", incident), Route(f"{base}/stream", stream),
-        Route(f"{base}/facts/{{run}}", facts), Route(f"{base}/compared", compared),
+        Route(f"{base}/", page),
+        Route(f"{base}/runs", overview),
+        Route(f"{base}/points/{{run}}", points),
+        Route(f"{base}/incident/{{run}}/{{key}}", incident),
+        Route(f"{base}/stream", stream),
+        Route(f"{base}/facts/{{run}}", facts),
+        Route(f"{base}/compared", compared),
         Route(f"{base}/page/{{name:path}}", page),
-    ]  # fmt: skip
+    ]
     return Gatekeeper(Starlette(routes=routes, lifespan=lifespan), token=token, hosts=hosts)
 
 
@@ -225,9 +274,17 @@ def serve(
     )
     app = make_app(finder, token=token, hosts=frozenset(f"{n}:{port}" for n in names))
     config = uvicorn.Config(
-        app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384,
-        http=limited(), ws="none", timeout_keep_alive=10, server_header=False, proxy_headers=False,
-    )  # fmt: skip
+        app,
+        log_level="critical",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=16384,
+        http=limited(),
+        ws="none",
+        timeout_keep_alive=10,
+        server_header=False,
+        proxy_headers=False,
+    )
     server = _Server(config, lambda: ready(f"http://{_shown(host)}:{port}/{token}/") if ready else None)
     with listener:
         server.run(sockets=[listener])

@@ -7,6 +7,9 @@
 died at step 109: loss is NaN since step 109 (191 logged values, the last at step 299)
 >>> state_of(log.series(), Signs(open=True)).bad
 True
+>>> log.records([{"step": 300, "loss": 1.9}])
+>>> print(state_of(log.series(), Signs(exit_code=0)))
+finished at step 300: loss was NaN, the last of 191 logged values at step 299
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ class Signs:
     """Whether its record says that it is running, and its process is gone."""
     ended: str = ""
     """Why something else than the run itself ended it on purpose."""
+    repairs: tuple[str, ...] = ()
+    """Repairs in force, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class RunState:
     since: int | None = None
     """The first step of the non-finite stretch at the end."""
     why: str = ""
+    repairs: tuple[str, ...] = ()
 
     @property
     def bad(self) -> bool:
@@ -74,11 +80,14 @@ class RunState:
         of = f" of {self.max_steps:,}" if self.max_steps else ""
         at = f" at step {self.step:,}{of}" if self.step is not None else ""
         return {
-            "running": f"running{at.replace(' at', ',')}", "finished": f"finished{at}",
+            "running": f"running{at.replace(' at', ',')}",
+            "finished": f"finished{at}",
             "died": f"died at step {self.since:,}" if self.since is not None else f"died{at}",
-            "stopped": f"stopped{at}", "interrupted": f"interrupted{at}", "stale": f"stale{at}",
+            "stopped": f"stopped{at}",
+            "interrupted": f"interrupted{at}",
+            "stale": f"stale{at}",
             "empty": "no values yet",
-        }[self.kind]  # fmt: skip
+        }[self.kind]
 
     def __str__(self) -> str:
         return f"{self.headline}: {self.why}" if self.why else self.headline
@@ -101,7 +110,9 @@ def state_of(series: Series, signs: Signs) -> RunState:
             kind, why = "died", f"{said}{still}"
         elif not why:
             why = said
-    return RunState(kind=kind, step=step, max_steps=series.max_steps, since=since, why=why)
+    elif recovered := _recovered(series):
+        why = f"{why}; {recovered}" if why else recovered
+    return RunState(kind=kind, step=step, max_steps=series.max_steps, since=since, why=why, repairs=signs.repairs)
 
 
 def trailing(series: Series) -> tuple[Column, int] | None:
@@ -112,6 +123,19 @@ def trailing(series: Series) -> tuple[Column, int] | None:
         finite = np.flatnonzero(~column.bad)
         return column, int(finite[-1]) + 1 if len(finite) else 0
     return None
+
+
+def _recovered(series: Series) -> str:
+    """Values that were not finite and that nothing answered, although later ones are finite again."""
+    if any(series.counts.get(kind) for kind in _ANSWERED):
+        return ""
+    for column in living(series):
+        at = np.flatnonzero(column.bad)
+        if len(at):
+            kinds, many = " or ".join(nonfinite_kinds(column.values[at])), f"{len(at):,} logged values"
+            where = f"the last of {many} at step" if len(at) > 1 else "at step"
+            return f"{column.name} was {kinds}, {where} {int(column.steps[at[-1]]):,}"
+    return ""
 
 
 def living(series: Series) -> list[Column]:

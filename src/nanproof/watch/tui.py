@@ -26,39 +26,40 @@ EVERY = 0.25
 NARROWEST = 46  # characters that a panel needs
 STYLES = {"died": "bold red", "stopped": "bold red", "finished": "green", "interrupted": "yellow", "stale": "yellow"}
 
-Hear = Callable[[Run, Glance], None]
+Hear = Callable[[Run, Glance], str]
 
 
 def watch(finder: Finder, *, once: bool = False, hear: Hear | None = None, console: Console | None = None) -> None:
     """Show the runs until q is pressed; with ``once``, or without a terminal, print one frame and return.
 
-    ``hear`` gets every glance.
+    ``hear`` gets every glance; what it answers stands below the runs.
     """
     console = console or clean_console()
     if once or not console.is_terminal:
-        console.print(frame(_look(finder, hear), console.width))
+        console.print(frame(_look(finder, hear)[0], console.width))
         return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(frame(_look(finder, hear), console.width, console.height), refresh=True)
+            glances, answer = _look(finder, hear)
+            live.update(frame(glances, console.width, console.height, answer), refresh=True)
             until = time.monotonic() + EVERY
             while (left := until - time.monotonic()) > 0:
                 if pressed(left) in ("q", "Q", "\x03"):
                     return
 
 
-def _look(finder: Finder, hear: Hear | None) -> list[Glance]:
-    found = []
+def _look(finder: Finder, hear: Hear | None) -> tuple[list[Glance], str]:
+    found, answer = [], ""
     finder.more()
     for run in finder.runs:
         run.poll()
         found.append(glance(run.name, run.series, run.incidents(), run.state(), run.outlook))
         if hear is not None:
-            hear(run, found[-1])
-    return found
+            answer = hear(run, found[-1])
+    return found, answer
 
 
-def frame(glances: Sequence[Glance], width: int, height: int | None = None) -> RenderableType:
+def frame(glances: Sequence[Glance], width: int, height: int | None = None, below: str = "") -> RenderableType:
     """All runs, side by side as far as they fit."""
     across = max(1, min(len(glances), width // NARROWEST))
     body = Table.grid()
@@ -66,7 +67,8 @@ def frame(glances: Sequence[Glance], width: int, height: int | None = None) -> R
     for first in range(0, len(panels), across):
         body.add_row(*panels[first : first + across])
     bad = [Text(f"✗ {_plain(g.name)} {g.state}", style="bold red") for g in glances if g.state.bad and len(glances) > 1]
-    return Group(*bad, body, Text("q quits", style="dim")) if height else Group(*bad, body)
+    told = [Text(below, style="yellow")] if below else []
+    return Group(*bad, body, *told, Text("q quits", style="dim")) if height else Group(*bad, body)
 
 
 def panel(g: Glance, width: int) -> Panel:
@@ -89,6 +91,7 @@ def panel(g: Glance, width: int) -> Panel:
     rows: list[RenderableType] = [Text(str(g.state), style=STYLES.get(g.state.kind, "bold"))]
     rows += [Text(" · ".join(parts), style="dim")] if parts else []
     rows += [Text(f"! {g.warning}", style="bold yellow", overflow="fold")] if g.warning else []
+    rows += [Text(f"+ {repair}", style="green", overflow="fold") for repair in g.state.repairs]
     rows += [curves] if g.curves else []
     for incident in g.incidents:
         where = ", ".join(part for part in (incident["cause"], incident["where"]) if part)

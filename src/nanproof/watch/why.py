@@ -56,10 +56,13 @@ def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], dia
     sure = "" if first.confidence == "strong" else f" ({first.confidence})"
     return Why(
         cause=f"{place}; {first.title}{sure}" if place else f"{first.title}{sure}",
-        evidence=tuple(map(nearer, first.evidence)), against=tuple(map(nearer, first.against)), repair=first.fix,
+        evidence=tuple(map(nearer, first.evidence)),
+        against=tuple(map(nearer, first.against)),
+        repair=first.fix,
         ask=f"To decide: {question.asks}" if question is not None and not diagnosis.decided else "",
-        command=commands[0] if commands else "", commands=commands,
-    )  # fmt: skip
+        command=commands[0] if commands else "",
+        commands=commands,
+    )
 
 
 def in_trouble(state: RunState, incidents: Sequence[Mapping[str, Any]]) -> bool:
@@ -113,6 +116,12 @@ def command_of(path: Path) -> list[str]:
         return []
 
 
+def script_in(command: Sequence[str]) -> list[str]:
+    """The script behind `nanproof run` with its arguments; empty for a module or another program."""
+    words = list(command[command.index("run") + 1 :]) if "run" in command else []
+    return next((words[i:] for i, w in enumerate(words) if w.endswith(".py") or words[max(0, i - 1)] == "-m"), [])
+
+
 def options_in(command: Sequence[str]) -> dict[str, str]:
     """What a command gives to the script behind `nanproof run`.
 
@@ -120,15 +129,15 @@ def options_in(command: Sequence[str]) -> dict[str, str]:
     {'lr': '1e-3', 'fast': 'true'}
     >>> options_in(["nanproof", "run", "-m", "my.train", "model.width=64", "--seeds", "1", "2"])
     {'model.width': '64', 'seeds': '1 2'}
+    >>> options_in(["nanproof", "run", "train.py", "--resume", "", "--tag="])
+    {'resume': "''", 'tag': "''"}
     """
-    words = list(command[command.index("run") + 1 :]) if "run" in command else []
-    scripts = [i for i, w in enumerate(words) if w.endswith(".py") or words[max(0, i - 1)] == "-m"]
     found: dict[str, list[str]] = {}
     key = ""
-    for word in words[scripts[0] + 1 :] if scripts else []:
+    for word in script_in(command)[1:]:
         if match := _OPTION.fullmatch(word):
             key, given = (match[1], match[2]) if match[1] else (match[3], match[4])
             found[key] = [given] if given is not None else []
         elif key:
             found[key].append(word)
-    return {k: " ".join(values) or "true" for k, values in found.items()}
+    return {k: (" ".join(values) or "''") if values else "true" for k, values in found.items()}

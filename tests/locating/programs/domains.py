@@ -643,9 +643,11 @@ def prototypes_of_an_episode_without_a_class() -> Case:
         return F.cross_entropy(logits, batch["target"])
 
     batch = {
-        "support": torch.randn(4, 5), "label": torch.tensor([0, 0, 2, 2]),
-        "query": torch.randn(2, 5), "target": torch.tensor([0, 2]),
-    }  # fmt: skip
+        "support": torch.randn(4, 5),
+        "label": torch.tensor([0, 0, 2, 2]),
+        "query": torch.randn(2, 5),
+        "target": torch.tensor([0, 2]),
+    }
     return named(stem=nn.Linear(5, 4), act=nn.ReLU()), batch, step
 
 
@@ -841,9 +843,11 @@ def masked_tokens_scored_by_gathered_logits() -> Case:
         return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
 
     batch = {
-        "prompt": torch.randint(0, 6, (2, 3)), "chosen": torch.tensor([[1, 2, 7], [0, 3, 5]]),
-        "rejected": torch.randint(0, 6, (2, 3)), "mask": torch.ones(2, 3),
-    }  # fmt: skip
+        "prompt": torch.randint(0, 6, (2, 3)),
+        "chosen": torch.tensor([[1, 2, 7], [0, 3, 5]]),
+        "rejected": torch.randint(0, 6, (2, 3)),
+        "mask": torch.ones(2, 3),
+    }
     return Policy(), batch, step
 
 

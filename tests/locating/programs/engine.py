@@ -105,9 +105,7 @@ class NumpySlope(torch.autograd.Function):
             return torch.from_numpy(grad.numpy() * x.numpy() / size)  # BAD
 
 
-@program(
-    phase="outside", mechanism="outside-dispatcher", op="NumpySlope", uses=(NumpySlope,), module="solver"
-)  # fmt: skip
+@program(phase="outside", mechanism="outside-dispatcher", op="NumpySlope", uses=(NumpySlope,), module="solver")
 def numpy_in_a_custom_backward() -> Case:
     class Solver(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

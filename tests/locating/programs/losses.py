@@ -244,9 +244,11 @@ def ctc_target_longer_than_its_input() -> Case:
         return F.ctc_loss(logp, batch["y"], batch["frames"], batch["letters"])  # BAD
 
     batch = {
-        "x": torch.randn(4, 2, 3), "y": torch.tensor([[1, 2, 1], [2, 2, 2]]),
-        "frames": torch.tensor([4, 4]), "letters": torch.tensor([3, 3]),
-    }  # fmt: skip
+        "x": torch.randn(4, 2, 3),
+        "y": torch.tensor([[1, 2, 1], [2, 2, 2]]),
+        "frames": torch.tensor([4, 4]),
+        "letters": torch.tensor([3, 3]),
+    }
     return nn.Linear(3, 4), batch, step
 
 

@@ -75,9 +75,7 @@ def three_terms_two_of_them_empty() -> Case:
     return nn.Linear(4, 1), {"x": torch.randn(5, 4), "y": torch.randn(5), "kind": torch.zeros(5)}, step
 
 
-@program(
-    phase=("leaf", "forward"), mechanism=("bad-leaf", "pole"), leaf="batch x", index=(0, 2), op="log", module=""
-)  # fmt: skip
+@program(phase=("leaf", "forward"), mechanism=("bad-leaf", "pole"), leaf="batch x", index=(0, 2), op="log", module="")
 def bad_input_and_log_of_zero() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
         out = model(batch["x"]).mean()  # BAD

@@ -53,9 +53,12 @@ def add_adapters(model: Any, cfg: Settings) -> Any:
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(
-        task_type="CAUSAL_LM", target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], r=cfg.lora.r,
-        lora_alpha=cfg.lora.alpha, lora_dropout=0.0,
-    )  # fmt: skip
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+        r=cfg.lora.r,
+        lora_alpha=cfg.lora.alpha,
+        lora_dropout=0.0,
+    )
     return get_peft_model(model, lora, autocast_adapter_dtype=cfg.lora.float32_adapters)
 
 
@@ -80,27 +83,45 @@ def make_trainer(job: Job, tokenizer: Any, recorder: Recorder) -> Any:
             logs = told["logs"]
             if "loss" in logs:
                 recorder.step(
-                    state.global_step, loss=float(logs["loss"]), grad_norm=float(logs["grad_norm"]),
-                    lr=float(logs["learning_rate"]), activation=largest.take(),
+                    state.global_step,
+                    loss=float(logs["loss"]),
+                    grad_norm=float(logs["grad_norm"]),
+                    lr=float(logs["learning_rate"]),
+                    activation=largest.take(),
                     skipped=trainer.accelerator.optimizer_step_was_skipped,
-                )  # fmt: skip
+                )
 
     source = random.Random(job.seed)
     questions = [task.draw_question(source) for _ in range(1024)]
     arguments = TrainingArguments(
-        output_dir=str(job.out / "checkpoints"), max_steps=cfg.training.steps, seed=job.seed,
-        use_cpu=job.device.type == "cpu", fp16=cfg.training.fp16, bf16=cfg.training.bf16,
-        per_device_train_batch_size=cfg.training.batch_size, max_grad_norm=cfg.training.grad_clip_norm,
-        learning_rate=cfg.optimizer.lr, lr_scheduler_type="linear", warmup_steps=cfg.optimizer.warmup_steps,
-        optim=cfg.optimizer.name, gradient_checkpointing=cfg.training.gradient_checkpointing,
-        logging_steps=1, save_steps=cfg.training.save_every, report_to=[], disable_tqdm=True,
-        dataloader_pin_memory=False, remove_unused_columns=False, label_names=["labels"],
-    )  # fmt: skip
+        output_dir=str(job.out / "checkpoints"),
+        max_steps=cfg.training.steps,
+        seed=job.seed,
+        use_cpu=job.device.type == "cpu",
+        fp16=cfg.training.fp16,
+        bf16=cfg.training.bf16,
+        per_device_train_batch_size=cfg.training.batch_size,
+        max_grad_norm=cfg.training.grad_clip_norm,
+        learning_rate=cfg.optimizer.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=cfg.optimizer.warmup_steps,
+        optim=cfg.optimizer.name,
+        gradient_checkpointing=cfg.training.gradient_checkpointing,
+        logging_steps=1,
+        save_steps=cfg.training.save_every,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        label_names=["labels"],
+    )
     trainer = Trainer(
-        model=tuned, args=arguments, callbacks=[Record()],
+        model=tuned,
+        args=arguments,
+        callbacks=[Record()],
         train_dataset=[task.encode(tokenizer, q, q.tagged) for q in questions],
         data_collator=lambda examples: task.collate(tokenizer, examples),
-    )  # fmt: skip
+    )
     if cfg.training.fp16 and job.device.type == "cpu":
         train_in_float16(trainer.accelerator)
     return trainer

@@ -72,44 +72,53 @@ CASE = Case(
     ),
     requirements=(
         Requirement(
-            number="A1", wish="loss and gradients checked before they do harm, bad steps left out whole, with reasons",
+            number="A1",
+            wish="loss and gradients checked before they do harm, bad steps left out whole, with reasons",
             shown_by=f"nanproof run -m {_TRAIN} ; {_TESTS}::test_the_guarded_original_ends_with_finite_weights",
         ),
         Requirement(
-            number="A2", wish="losses that cannot divide by zero, latents normalized, every loss component checked",
+            number="A2",
+            wish="losses that cannot divide by zero, latents normalized, every loss component checked",
             shown_by=f"{_TESTS} -k 'division_by_zero or lengths'",
         ),
         Requirement(
-            number="A3", wish="a stable config beside the original; names, dotted overrides, environment variables",
+            number="A3",
+            wish="a stable config beside the original; names, dotted overrides, environment variables",
             shown_by=f"OPTIMIZER_LR=2e-3 python -m {_TRAIN} --config-name stable training.save_every=5",
         ),
         Requirement(
-            number="A4", wish="an automatic patcher that leaves the originals alone, and both side by side",
+            number="A4",
+            wish="an automatic patcher that leaves the originals alone, and both side by side",
             shown_by="nanproof lint src --unsafe-fixes --beside ; nanproof harden original.yaml --conservative ; "
             "nanproof case mm-ldlm --compare",
         ),
         Requirement(
-            number="A5", wish="a launcher that needs no change of code, plain torchrun, a shell script",
+            number="A5",
+            wish="a launcher that needs no change of code, plain torchrun, a shell script",
             shown_by=f"nanproof run --nproc 2 -m {_TRAIN} ; torchrun --nproc-per-node 2 -m {_TRAIN} ; "
             "NPROC_PER_NODE=2 sh src/nanproof/cases/mm_ldlm/train.sh --config-name stable",
         ),
         Requirement(
-            number="A6", wish="a rollout in stages, each with its gates",
+            number="A6",
+            wish="a rollout in stages, each with its gates",
             shown_by="nanproof rollout src/nanproof/cases/mm_ldlm/rollout.yaml --out runs/rollout",
         ),
         Requirement(
-            number="A7", wish="live monitoring, a training_log.jsonl for each run, the loss curve as a picture",
+            number="A7",
+            wish="live monitoring, a training_log.jsonl for each run, the loss curve as a picture",
             shown_by="nanproof watch runs/mm-ldlm-stable-0 ; nanproof report runs/mm-ldlm-stable-0 -o loss.png",
         ),
         Requirement(
-            number="A8", wish="what to do when it persists: lower rates, float32, data scanned, an earlier checkpoint",
+            number="A8",
+            wish="what to do when it persists: lower rates, float32, data scanned, an earlier checkpoint",
             shown_by="nanproof harden original.yaml --escalate 4 ; nanproof diagnose --data data/ ; "
             f"python -m {_TRAIN} training.dtype=float32 --resume runs/mm-ldlm-original-0/checkpoints/step_000010.pt",
         ),
         Requirement(
-            number="A9", wish="a write-up: causes, what changed and why, prevention, next steps",
+            number="A9",
+            wish="a write-up: causes, what changed and why, prevention, next steps",
             shown_by="nanproof diagnose runs/mm-ldlm-original-0 --markdown ; nanproof case mm-ldlm --compare --page "
             "docs/cases/mm-ldlm.md",
         ),
     ),
-)  # fmt: skip
+)

@@ -33,6 +33,9 @@ def evaluate(model: nn.Module, job: Job, *, standardise: bool = False) -> Score:
     error = (prediction.float() - batch.latents).square().mean() / batch.latents.var(0).mean()
     explained = 1 - error.item()
     return Score(
-        metric="latent variance explained", value=explained if math.isfinite(explained) else -math.inf, chance=0.0,
-        target=0.5, questions=batch.latents.numel(),
-    )  # fmt: skip
+        metric="latent variance explained",
+        value=explained if math.isfinite(explained) else -math.inf,
+        chance=0.0,
+        target=0.5,
+        questions=batch.latents.numel(),
+    )

@@ -56,9 +56,14 @@ def set_up(job: Job, model: nn.Module, *, standardise: bool = False) -> Setup:
         cfg.training.batch_size, cfg.training.mode, seed=job.seed, rank=job.ranks.rank, standardise=standardise
     )
     return Setup(
-        model=model, shared=job.ranks.share(model, unused=True), optimizer=optimizer, scheduler=scheduler,
-        recorder=recorder, loader=steps.load(range(done + 1, job.steps + 1)), done=done,
-    )  # fmt: skip
+        model=model,
+        shared=job.ranks.share(model, unused=True),
+        optimizer=optimizer,
+        scheduler=scheduler,
+        recorder=recorder,
+        loader=steps.load(range(done + 1, job.steps + 1)),
+        done=done,
+    )
 
 
 def learning_rate(step: int, cfg: Settings) -> float:

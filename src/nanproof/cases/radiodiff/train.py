@@ -112,9 +112,13 @@ def run_loop(job: Job) -> None:
         optimizer.step()
         scheduler.step()
         recorder.step(
-            step, loss=loss.item(), grad_norm=float(norm), lr=lr, activation=trained.largest_score,
+            step,
+            loss=loss.item(),
+            grad_norm=float(norm),
+            lr=lr,
+            activation=trained.largest_score,
             **{name: value.item() for name, value in losses.items()},
-        )  # fmt: skip
+        )
         if step % cfg.training.save_every == 0 or step == job.steps:
             recorder.save(step, parts(trained, optimizer, scheduler))
     recorder.finish(trained, evaluate(diffusion, job))

@@ -49,39 +49,52 @@ def _two_streams(runs: Runs) -> Judgement:
 
 CLAIMS = (
     Claim(
-        advice="the checkpoint is corrupted: start afresh", before="the last checkpoint", after="step 0",
+        advice="the checkpoint is corrupted: start afresh",
+        before="the last checkpoint",
+        after="step 0",
         why="the parameters were finite; nanproof scan --repair heals it, and a fresh run dies of the same",
         measure=_start_fresh,
     ),
     Claim(
-        advice="clamp the gates' logits", before="phi(norm(pooled))", after=".clamp(-5, 5)",
+        advice="clamp the gates' logits",
+        before="phi(norm(pooled))",
+        after=".clamp(-5, 5)",
         why="it bounds how far the gates go, not what four sigmoids at 0.5 do: the map doubles per block; softmax",
         overrides=("advice=[clamp_gate_logits]",),
     ),
     Claim(
-        advice="clamp and eps in Sinkhorn", before="exp(x), / x.sum()",
+        advice="clamp and eps in Sinkhorn",
+        before="exp(x), / x.sum()",
         after="exp(x.clamp(-10, 10)), / (x.sum() + 1e-8), where(isfinite)",
         why="its matrix was finite at every step, and only its diagonal was used: mix with bij,bjchw->bichw",
         overrides=("advice=[clamp_sinkhorn]",),
     ),
     Claim(
-        advice="a larger eps in RMSNorm", before="eps 1e-20", after="1e-8",
+        advice="a larger eps in RMSNorm",
+        before="eps 1e-20",
+        after="1e-8",
         why="it normalizes maps of thousands; both are nothing beside them",
         overrides=("model.rms_eps=1e-8",),
     ),
     Claim(
-        advice="clip at 1.0", before="grad_clip_norm 5.0", after="1.0",
+        advice="clip at 1.0",
+        before="grad_clip_norm 5.0",
+        after="1.0",
         why="gradients were small when it died: it is the forward pass that leaves the range",
         overrides=("training.grad_clip_norm=1.0",),
     ),
     Claim(
-        advice="lower the learning rate and resume", before="lr 5e-2", after="1e-2, from step 20",
+        advice="lower the learning rate and resume",
+        before="lr 5e-2",
+        after="1e-2, from step 20",
         why="the checkpoint's OneCycleLR brings the old rate back: take its place in the schedule, not its rate",
         measure=_lower_rate_on_resume,
     ),
     Claim(
-        advice="two streams, and a lower learning rate", before="n 4, lr 5e-2", after="n 2, lr 1.5e-2",
+        advice="two streams, and a lower learning rate",
+        before="n 4, lr 5e-2",
+        after="n 2, lr 1.5e-2",
         why="two sigmoids sum to 1 where four sum to 2; with a convex read-out four streams may stay",
         measure=_two_streams,
     ),
-)  # fmt: skip
+)

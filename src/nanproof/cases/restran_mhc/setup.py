@@ -54,9 +54,13 @@ def set_up(job: Job) -> Setup:
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.optimizer.lr, weight_decay=cfg.optimizer.weight_decay)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=cfg.optimizer.lr, total_steps=cfg.training.steps)
     return Setup(
-        model=model, shared=job.ranks.share(model, unused=True), optimizer=optimizer, scheduler=scheduler,
-        scaler=torch.amp.GradScaler(job.device.type, init_scale=cfg.training.init_scale), recorder=Recorder(job),
-    )  # fmt: skip
+        model=model,
+        shared=job.ranks.share(model, unused=True),
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=torch.amp.GradScaler(job.device.type, init_scale=cfg.training.init_scale),
+        recorder=Recorder(job),
+    )
 
 
 def make_model(cfg: Settings) -> ResTran:

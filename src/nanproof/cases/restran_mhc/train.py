@@ -73,9 +73,15 @@ def run_loop(job: Job) -> None:
         scaler.update()
         scheduler.step()
         setup.recorder.step(
-            step, loss=loss.item(), grad_norm=norm.item(), lr=lr, activation=largest.item(), scale=scale,
-            skipped=scaler.get_scale() < scale, **model.alphas(),
-        )  # fmt: skip
+            step,
+            loss=loss.item(),
+            grad_norm=norm.item(),
+            lr=lr,
+            activation=largest.item(),
+            scale=scale,
+            skipped=scaler.get_scale() < scale,
+            **model.alphas(),
+        )
         if step % cfg.training.save_every == 0:
             setup.save(step)
         if setup.recorder.bad_in_a_row == cfg.training.dead_steps:

@@ -37,9 +37,15 @@ def train(job: Job) -> None:
         lr, scale = setup.lr, scaler.get_scale()
         fine = job.ranks.all_agree(math.isfinite(loss.item()))
         setup.recorder.step(
-            step, loss=loss.item(), grad_norm=norm.item(), lr=lr, activation=largest.item(), scale=scale,
-            skipped=not math.isfinite(norm.item()), **model.alphas(),
-        )  # fmt: skip
+            step,
+            loss=loss.item(),
+            grad_norm=norm.item(),
+            lr=lr,
+            activation=largest.item(),
+            scale=scale,
+            skipped=not math.isfinite(norm.item()),
+            **model.alphas(),
+        )
         if not fine:
             raise NonFiniteError(
                 f"the loss of step {step} is not finite",

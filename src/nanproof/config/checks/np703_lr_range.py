@@ -29,16 +29,18 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
         return
     if lr > HIGHEST:
         yield report(
-            "NP703", value,
+            "NP703",
+            value,
             f"{value.label} is {lr:g} with {optimizer_of(settings, meaning)}: a step moves each weight by about {lr:g}",
             "rates for Adam lie between 1e-5 and 1e-2",
-        )  # fmt: skip
+        )
     elif 0 < lr < LOWEST:
         yield report(
-            "NP703", value,
+            "NP703",
+            value,
             f"{value.label} is {lr:g}: steps that small are rounded away on weights above {lr * 2**24:.0e}",
             "rates for Adam lie between 1e-5 and 1e-2",
-        )  # fmt: skip
+        )
 
 
 def _is_test(path: str) -> bool:

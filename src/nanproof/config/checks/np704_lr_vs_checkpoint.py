@@ -19,10 +19,11 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
         return
     name = project.facts.get("checkpoint", "the checkpoint")
     yield report(
-        "NP704", value,
+        "NP704",
+        value,
         f"{value.label} is {lr:g}, {name} restores {restored:g}: after resuming, {restored:g} is in force",
         "set the rate of the optimizer and the scheduler's base_lrs again after loading, or start a fresh scheduler",
-    )  # fmt: skip
+    )
 
 
 CHECK = Check(

@@ -24,9 +24,11 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
         return  # the limit of an activation, not of a training run
     if norm >= NEVER:
         yield report(
-            "NP705", value, f"{value.label} is {norm:g}: it does not bind before the gradients have exploded",
+            "NP705",
+            value,
+            f"{value.label} is {norm:g}: it does not bind before the gradients have exploded",
             "1.0 is usual; better, let a step with an unusual gradient be skipped",
-        )  # fmt: skip
+        )
     elif norm < 0:
         yield report("NP705", value, f"{value.label} is {norm:g}", "give a positive number")
     else:
@@ -54,9 +56,11 @@ def _not_done(settings: Settings, project: Project, value: Value) -> Iterator[Fi
     frameworks = {"Trainer", "Accelerator", "deepspeed", "TrainingArguments", "Fabric", "apex"} & reads.mentioned
     if value.name in reads.mentioned and not clips and not frameworks and "backward" in reads.mentioned:
         yield report(
-            "NP705", value, f"{value.label} is {value.text}, but none of {reads.files} Python files clips a gradient",
+            "NP705",
+            value,
+            f"{value.label} is {value.text}, but none of {reads.files} Python files clips a gradient",
             "call torch.nn.utils.clip_grad_norm_ between backward (and unscale_) and step",
-        )  # fmt: skip
+        )
 
 
 CHECK = Check(

@@ -35,9 +35,11 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
     ):
         return
     yield report(
-        "NP706", given[0], f"{given[0].label} is 0 while Adam starts at lr {lr:g} on a transformer",
+        "NP706",
+        given[0],
+        f"{given[0].label} is 0 while Adam starts at lr {lr:g} on a transformer",
         "warm up over 1 to 5 % of the steps, 2,000 at most",
-    )  # fmt: skip
+    )
 
 
 CHECK = Check(

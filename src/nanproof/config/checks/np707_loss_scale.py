@@ -20,9 +20,11 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
         for key in settings:
             if key.key.removeprefix("deepspeed.").startswith("bf16.") and "scale" in key.name:
                 yield report(
-                    "NP707", key, f"{key.label} does nothing: bf16 has the range of float32 and is not scaled",
+                    "NP707",
+                    key,
+                    f"{key.label} does nothing: bf16 has the range of float32 and is not scaled",
                     "take the key out, or put it under fp16",
-                )  # fmt: skip
+                )
         return
     if not any(is_on(v) for v in meaning.all("fp16")):
         either = [str(v.value) == "auto" for name in ("fp16", "bf16") for v in meaning.all(name)]
@@ -31,28 +33,34 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
     value, scale = meaning.get("loss_scale"), meaning.number("loss_scale")
     if value is not None and scale == 1:
         yield report(
-            "NP707", value, f"{value.label} is 1: in float16, gradients below 6e-08 become 0",
+            "NP707",
+            value,
+            f"{value.label} is 1: in float16, gradients below 6e-08 become 0",
             "0 asks DeepSpeed for dynamic scaling",
-        )  # fmt: skip
+        )
     elif value is not None and scale is not None and scale > 65504:
         yield report(
-            "NP707", value, f"{value.label} is fixed at {scale:g}, above the largest float16 number, 65504",
+            "NP707",
+            value,
+            f"{value.label} is fixed at {scale:g}, above the largest float16 number, 65504",
             "0 asks DeepSpeed for dynamic scaling",
-        )  # fmt: skip
+        )
     start, power = meaning.get("initial_scale"), meaning.number("initial_scale")
     if start is not None and power is not None and start.name == "initial_scale_power" and power > HIGHEST_POWER:
         yield report(
-            "NP707", start,
+            "NP707",
+            start,
             f"{start.label} is {power:g}: the first {power - 16:.0f} steps or so overflow and are skipped",
             "16 is the default",
-        )  # fmt: skip
+        )
     window, steps = meaning.get("growth_interval"), meaning.number("growth_interval")
     if window is not None and steps is not None and 0 < steps < SHORTEST_WINDOW:
         yield report(
-            "NP707", window,
+            "NP707",
+            window,
             f"{window.label} is {steps:g}: the scale doubles so often that steps overflow all the time",
             "1000 (DeepSpeed) and 2000 (torch) are the defaults",
-        )  # fmt: skip
+        )
 
 
 CHECK = Check(

@@ -17,10 +17,31 @@ from ..value import Settings, Value
 _WORD = re.compile(r"([-+]?)(\d+)(\.\d*)?([eE])([-+]?)(\d+)")
 _NAMES = re.compile(r"(^|_)(id|ids|name|hash|sha|commit|revision|version|tag|uuid|seed_name)$", re.I)
 _OTHER_LOADERS = {
-    "OmegaConf", "omegaconf", "hydra", "yacs", "CfgNode", "jsonargparse", "LightningCLI", "ruamel", "ruamel_yaml",
-    "pydantic", "tyro", "BaseModel", "dacite", "pyrallis", "draccus", "simple_parsing", "add_implicit_resolver",
-    "mmengine", "mmcv", "strictyaml", "confection", "gin", "hyperpyyaml", "load_hyperpyyaml",
-}  # fmt: skip
+    "OmegaConf",
+    "omegaconf",
+    "hydra",
+    "yacs",
+    "CfgNode",
+    "jsonargparse",
+    "LightningCLI",
+    "ruamel",
+    "ruamel_yaml",
+    "pydantic",
+    "tyro",
+    "BaseModel",
+    "dacite",
+    "pyrallis",
+    "draccus",
+    "simple_parsing",
+    "add_implicit_resolver",
+    "mmengine",
+    "mmcv",
+    "strictyaml",
+    "confection",
+    "gin",
+    "hyperpyyaml",
+    "load_hyperpyyaml",
+}
 
 
 def check(settings: Settings, project: Project) -> Iterator[Finding]:
@@ -32,9 +53,12 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
             fixed = _fixed(value.text)
             edit = (Edit(path=value.path, start=value.span[0], end=value.span[1], text=fixed),) if value.span else ()
             yield report(
-                "NP708", value, f"{value.label}: {value.text} is the string {value.text!r} for PyYAML, not a number",
-                f"write {fixed}", edit,
-            )  # fmt: skip
+                "NP708",
+                value,
+                f"{value.label}: {value.text} is the string {value.text!r} for PyYAML, not a number",
+                f"write {fixed}",
+                edit,
+            )
 
 
 def _is_word(value: Value) -> bool:

@@ -28,21 +28,27 @@ def check(settings: Settings, project: Project) -> Iterator[Finding]:
         half = format_of("float16")
         if found.trained == "float16" and not found.quantized and eps < half.smallest_subnormal / 2:
             yield report(
-                "NP709", value, f"{value.label} is {eps:g}, which is 0 in float16 (the smallest is 6e-08): 0/0 in Adam",
+                "NP709",
+                value,
+                f"{value.label} is {eps:g}, which is 0 in float16 (the smallest is 6e-08): 0/0 in Adam",
                 "keep the trained weights in float32",
-            )  # fmt: skip
+            )
         elif eps < SMALLEST_ADAM:
             yield report(
-                "NP709", value, f"{value.label} is {eps:g}: a weight whose gradients are 0 divides 0 by about 0",
+                "NP709",
+                value,
+                f"{value.label} is {eps:g}: a weight whose gradients are 0 divides 0 by about 0",
                 "1e-8 is the default",
-            )  # fmt: skip
+            )
     norm, size = meaning.get("norm_eps"), meaning.number("norm_eps")
     if norm is not None and size is not None and 0 <= size < SMALLEST_NORM:
         slope = f"{size**-0.5:.0e}" if size else "infinite"
         yield report(
-            "NP709", norm, f"{norm.label} is {size:g}: at an all-zero row the gradient of the norm is {slope}",
+            "NP709",
+            norm,
+            f"{norm.label} is {size:g}: at an all-zero row the gradient of the norm is {slope}",
             "1e-6 is usual, 1e-5 under half precision",
-        )  # fmt: skip
+        )
 
 
 def _one_program(project: Project) -> bool:

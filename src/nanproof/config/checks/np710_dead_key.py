@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from ...records import Finding
 from ..check import Check, report
@@ -41,29 +39,18 @@ def is_dead(value: Value, settings: Settings, project: Project) -> bool:
 
 def _in_framework(project: Project) -> bool:
     """Whether the project derives classes from a package that may read the config itself."""
-    own = {part.removesuffix(".py") for c in project.codes for part in PurePath(c.path).parts}
-    for code in project.codes:
-        roots: dict[str, str] = {}
-        for node in ast.walk(code.tree):
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                roots |= {a.asname or a.name: node.module.partition(".")[0] for a in node.names}
-        bases = (
-            b.id for n in ast.walk(code.tree) if isinstance(n, ast.ClassDef) for b in n.bases if isinstance(b, ast.Name)
-        )
-        known = own | sys.stdlib_module_names | {"torch", "torchvision", "torchaudio"}
-        if any(b in roots and roots[b] not in known for b in bases):
-            return True
-    return False
+    return bool(project.reads.packages - sys.stdlib_module_names - {"torch", "torchvision", "torchaudio"})
 
 
 def check(settings: Settings, project: Project) -> Iterator[Finding]:
     for value in settings:
         if (concepts_of(value.key) or _WEIGHT.fullmatch(value.name)) and is_dead(value, settings, project):
             yield report(
-                "NP710", value,
+                "NP710",
+                value,
                 f"{value.label} is read by no code: none of {project.reads.files} Python files names {value.name}",
                 "remove it, or make the code read it; changing it does nothing",
-            )  # fmt: skip
+            )
 
 
 CHECK = Check(

@@ -28,16 +28,22 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
         return
     for finding in sorted(found, key=lambda f: _distance(f, evidence))[:MOST]:
         yield Change(
-            name=f"{finding.code} {Path(finding.path).name}:{finding.line}", kind="code",
-            size=0.6 if _distance(finding, evidence) < 20 else 0.9, why=finding.message,
+            name=f"{finding.code} {Path(finding.path).name}:{finding.line}",
+            kind="code",
+            size=0.6 if _distance(finding, evidence) < 20 else 0.9,
+            why=finding.message,
             edits=tuple(
                 Edit(
-                    route="file", name=str(Path(e.path).absolute()), text=e.text, start=e.start, end=e.end,
+                    route="file",
+                    name=str(Path(e.path).absolute()),
+                    text=e.text,
+                    start=e.start,
+                    end=e.end,
                     setting=f"{finding.code} line {finding.line} byte {e.start}",
                 )
                 for e in finding.edits
             ),
-        )  # fmt: skip
+        )
 
 
 def _scores(evidence: Evidence, surface: Surface) -> Iterator[Change]:
@@ -54,13 +60,21 @@ def _scores(evidence: Evidence, surface: Surface) -> Iterator[Change]:
                 continue
             left = code.text(node.left)
             edit = Edit(
-                route="file", name=code.path, start=span[0], end=span[1], setting=f"scores at line {node.lineno}",
-                text=f"({left} * {left}.shape[-1] ** -0.5)", before=left,
-            )  # fmt: skip
+                route="file",
+                name=code.path,
+                start=span[0],
+                end=span[1],
+                setting=f"scores at line {node.lineno}",
+                text=f"({left} * {left}.shape[-1] ** -0.5)",
+                before=left,
+            )
             yield Change(
-                name=f"scores/√d at line {node.lineno}", kind="code", size=0.7, edits=(edit,),
+                name=f"scores/√d at line {node.lineno}",
+                kind="code",
+                size=0.7,
+                edits=(edit,),
                 why="scores without 1/√d grow with the width of a head, and with the weights",
-            )  # fmt: skip
+            )
 
 
 def _distance(finding: Finding, evidence: Evidence) -> int:

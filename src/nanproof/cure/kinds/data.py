@@ -25,13 +25,21 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
             held = code.text(first)
             kept = f"[i for i in range(len({held})) if i not in {set(out)!r}]"
             edit = Edit(
-                route="file", name=code.path, start=span[0], end=span[1], setting="dataset", before=held,
+                route="file",
+                name=code.path,
+                start=span[0],
+                end=span[1],
+                setting="dataset",
+                before=held,
                 text=f"__import__('torch').utils.data.Subset({held}, {kept})",
-            )  # fmt: skip
+            )
             yield Change(
-                name=f"without sample{_these(out)}", kind="data", size=0.6, edits=(edit,),
+                name=f"without sample{_these(out)}",
+                kind="data",
+                size=0.6,
+                edits=(edit,),
                 why=f"the batch of step {evidence.step} was not finite when it arrived",
-            )  # fmt: skip
+            )
             return
 
 

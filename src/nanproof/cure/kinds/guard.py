@@ -13,10 +13,16 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
     if not evidence.mechanism or "range" in evidence.mechanism or "overflow" in evidence.mechanism:
         where = str(evidence.location.get("module", "")) or "the located line"
         yield Change(
-            name="island", kind="guard", size=0.4, edits=(Edit(route="option", name="--heal"),),
+            name="island",
+            kind="guard",
+            size=0.4,
+            edits=(Edit(route="option", name="--heal"),),
             why=f"{where} computes in float32 from the step in which it overflows",
-        )  # fmt: skip
+        )
     yield Change(
-        name="guard", kind="guard", size=0.5, edits=(Edit(route="option", name="--policy", text="default"),),
+        name="guard",
+        kind="guard",
+        size=0.5,
+        edits=(Edit(route="option", name="--policy", text="default"),),
         why="bad steps are skipped before they reach the weights",
-    )  # fmt: skip
+    )

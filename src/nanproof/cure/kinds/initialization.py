@@ -13,9 +13,12 @@ from ..surface import Surface
 
 _KEY = re.compile(r"(^|\.)(init(ializer)?_(std|range|gain)|weight_std|init_gain)$")
 _CALLS = {
-    "normal_": ("std", 2), "trunc_normal_": ("std", 2), "xavier_normal_": ("gain", 1), "xavier_uniform_": ("gain", 1),
+    "normal_": ("std", 2),
+    "trunc_normal_": ("std", 2),
+    "xavier_normal_": ("gain", 1),
+    "xavier_uniform_": ("gain", 1),
     "orthogonal_": ("gain", 1),
-}  # fmt: skip
+}
 
 
 def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
@@ -35,19 +38,27 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
                 before = float(found.value)  # type: ignore[arg-type]
                 edits.append(
                     Edit(
-                        route="file", name=code.path, text=f"{nice(before / 10):g}", start=span[0], end=span[1],
-                        setting=f"initialization at line {found.lineno}", before=f"{before:g}",
+                        route="file",
+                        name=code.path,
+                        text=f"{nice(before / 10):g}",
+                        start=span[0],
+                        end=span[1],
+                        setting=f"initialization at line {found.lineno}",
+                        before=f"{before:g}",
                     )
-                )  # fmt: skip
+                )
         if edits:
             yield _change("init/10", before, tuple(edits))
 
 
 def _change(name: str, before: float, edits: tuple[Edit, ...]) -> Change:
     return Change(
-        name=name, kind="initialization", size=1.2, edits=edits,
+        name=name,
+        kind="initialization",
+        size=1.2,
+        edits=edits,
         why=f"initial weights of spread {before:g} make large activations from the first step",
-    )  # fmt: skip
+    )
 
 
 def _spread(node: ast.Call) -> ast.Constant | None:

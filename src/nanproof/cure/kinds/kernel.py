@@ -23,15 +23,21 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
             edit = surface.edit(value, "eager")
             if edit is not None:
                 yield Change(
-                    name=f"{value.name}=eager", kind="kernel", size=0.8, edits=(edit,),
+                    name=f"{value.name}=eager",
+                    kind="kernel",
+                    size=0.8,
+                    edits=(edit,),
                     why=f"{value.value} is one fused kernel, whose gradients differ where rows are masked",
-                )  # fmt: skip
+                )
         if _COMPILE.search(value.key) and is_on(value) and (edit := surface.edit(value, False)) is not None:
             yield Change(
                 name=f"{value.name}=false", kind="kernel", size=0.8, edits=(edit,), why="eager instead of compiled"
             )
     if any(code.mentions(_COMPILES) for code in surface.codes):
         yield Change(
-            name="not compiled", kind="kernel", size=0.8,
-            edits=(Edit(route="variable", name="TORCHDYNAMO_DISABLE", text="1"),), why="eager instead of compiled",
-        )  # fmt: skip
+            name="not compiled",
+            kind="kernel",
+            size=0.8,
+            edits=(Edit(route="variable", name="TORCHDYNAMO_DISABLE", text="1"),),
+            why="eager instead of compiled",
+        )

@@ -18,9 +18,16 @@ SIZES = {"bfloat16": 1.0, "float32": 1.1}
 _CASTS = {"autocast.dtype", "to.dtype"}
 """Arguments of calls: their whole file is looked through, below."""
 _WHY = {"bfloat16": "the range of float32", "float32": "range and digits of float32"}
-_WORDS = {"16-mixed": ("bf16-mixed", "32-true"), "16": ("bf16", "32"), "fp16": ("bf16", "no"), "bf16": (None, "no"),
-          "bf16-mixed": (None, "32-true"), "float16": ("bfloat16", "float32"), "bfloat16": (None, "float32"),
-          "half": ("bfloat16", "float32")}  # fmt: skip
+_WORDS = {
+    "16-mixed": ("bf16-mixed", "32-true"),
+    "16": ("bf16", "32"),
+    "fp16": ("bf16", "no"),
+    "bf16": (None, "no"),
+    "bf16-mixed": (None, "32-true"),
+    "float16": ("bfloat16", "float32"),
+    "bfloat16": (None, "float32"),
+    "half": ("bfloat16", "float32"),
+}
 
 
 def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
@@ -123,9 +130,20 @@ def _rewrite(code: Code, node: ast.expr, call: ast.Call | None, target: str) -> 
     else:
         text = f"{text.rpartition('.')[0]}.{target}"
     return Edit(
-        route="file", name=code.path, text=text, start=span[0], end=span[1], setting=f"dtype at line {node.lineno}",
+        route="file",
+        name=code.path,
+        text=text,
+        start=span[0],
+        end=span[1],
+        setting=f"dtype at line {node.lineno}",
         before=code.text(node),
-    )  # fmt: skip
+    )
+
+
+def stores_half(surface: Surface) -> bool:
+    """Whether weights are stored in float16, as far as code and configs say."""
+    in_code = any(part == "weights" and held == "float16" for c in surface.codes for part, held, _, _ in _sites(c))
+    return in_code or any(HALVES.get(str(v.value)) == "float16" for v in surface.meaning.all("load_dtype") if v.known)
 
 
 def pairs(changes: list[Change]) -> list[Change]:

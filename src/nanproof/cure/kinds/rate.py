@@ -26,9 +26,12 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
             edits.append(surface.edit(low, nice(low.number / by)))
         if all(edits):
             yield Change(
-                name=f"lr/{by}", kind="learning rate", size=size, edits=tuple(e for e in edits if e),
+                name=f"lr/{by}",
+                kind="learning rate",
+                size=size,
+                edits=tuple(e for e in edits if e),
                 why=f"shorter steps: {held.label} {held.number:g} → {nice(held.number / by):g}",
-            )  # fmt: skip
+            )
 
 
 def _groups(surface: Surface) -> Iterator[Change]:
@@ -39,6 +42,9 @@ def _groups(surface: Surface) -> Iterator[Change]:
                 edit = surface.edit(held, after)
                 if edit is not None and after >= 1:
                     yield Change(
-                        name=f"{held.name}={after:g}", kind="group rate", size=size, edits=(edit,),
+                        name=f"{held.name}={after:g}",
+                        kind="group rate",
+                        size=size,
+                        edits=(edit,),
                         why=f"one group of parameters takes steps {held.number:g} times as long as the others",
-                    )  # fmt: skip
+                    )

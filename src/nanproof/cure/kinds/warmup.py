@@ -19,6 +19,9 @@ def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
         edit = surface.edit(held, after)
         if edit is not None and after != held.number:
             yield Change(
-                name=f"{held.name}={after:g}", kind="warm-up", size=1.0, edits=(edit,),
+                name=f"{held.name}={after:g}",
+                kind="warm-up",
+                size=1.0,
+                edits=(edit,),
                 why=f"the first steps are shorter: {held.label} {held.number:g} → {after:g}",
-            )  # fmt: skip
+            )

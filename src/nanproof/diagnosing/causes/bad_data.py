@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import (
-    about,
-    both,
-    con,
-    denied,
-    either,
-    flag,
-    onset,
-    pro,
-    value,
-)  # fmt: skip
-from ..signs import AT_ONCE, BROKEN, FP16, FROM_THE_START, IN_SOME_BATCHES, LARGE_RUN, RESUMED, SPIKES
+from ..clue import about, both, con, denied, either, flag, onset, pro, value
+from ..signs import AT_ONCE, BROKEN, FP16, FROM_THE_START, IN_SOME_BATCHES, LARGE_RUN, RESUMED, SPIKES, TURNED_NAN
 
 CAUSE = Cause(
     name="bad-data",
@@ -47,7 +37,7 @@ whatever the learning rate or the precision.""",
         pro("suggests", flag("one-component-nan"), "one loss component is NaN first"),
         pro("suggests", about("own-data"), "own data, not the data the code was made for"),
         pro("hints", about("certain-samples", "data-words"), "the report mentions certain samples or the data"),
-        pro("faint", flag("loss-nan"), "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
+        pro("faint", TURNED_NAN, "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
         pro("hints", both(AT_ONCE, flag("val-also-nan")), "training and validation are NaN alike"),
         pro(
             "hints",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cause import Cause, Remedy
+from ..cause import Cause, Exclusion, Remedy
 from ..clue import about, both, con, denied, flag, onset, pro, value
 from ..signs import FP16
 
@@ -80,6 +80,7 @@ policy equals its reference. None of them needs a repair.""",
             "that does not go away",
         ),
     ),
+    excluded=(Exclusion(when=flag("not-healthy"), says="the log shows that something is wrong"),),
     remedies=(Remedy(does="nothing to repair: let it run, and look again if spikes stop recovering"),),
     verify="Loss and gradient norm are back in their old band within some hundred steps.",
 )

@@ -38,6 +38,7 @@ be NaN while all parameters are finite: then training looks right and evaluation
         pro(
             "suggests", both(onset("after-resume", "early-after-restart"), flag("loss-nan")), "NaN right after loading"
         ),
+        pro("points", flag("nan-since-load"), "not one finite loss since the checkpoint was loaded"),
         pro("hints", both(AT_ONCE, flag("loss-nan", "val-also-nan")), "NaN before anything was learned"),
         pro("hints", flag("degenerate-text"), "one token repeated: the logits are NaN"),
         pro("hints", flag("eval-only-nan"), "buffers that only evaluation uses may be NaN"),

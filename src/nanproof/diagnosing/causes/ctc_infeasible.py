@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import (
-    about,
-    both,
-    con,
-    denied,
-    either,
-    flag,
-    onset,
-    pro,
-    value,
-)  # fmt: skip
+from ..clue import about, both, con, denied, either, flag, onset, pro, value
 from ..signs import BROKEN, IN_SOME_BATCHES
 
 CAUSE = Cause(
@@ -41,7 +31,7 @@ rate only delays it, since it depends on the batch.""",
         pro("names", flag("ctc-term-bad"), "the CTC term broke first"),
         pro("proves", flag("ctc-lengths-infeasible"), "a scan of the data found targets longer than their inputs"),
         pro("hints", onset("data-length-dependent"), "it depends on the length of the data"),
-        pro("replayed", value("located-op", "_ctc_loss"), "a replayed step failed in the CTC loss"),
+        pro("replayed", value("located-op", "ctc_loss"), "a bad step failed in the CTC loss"),
         con("proves", denied("ctc"), "there is no CTC loss"),
         con(
             "suggests",

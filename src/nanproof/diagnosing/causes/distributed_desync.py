@@ -35,7 +35,6 @@ several GPUs or nodes are not. Often the loss is finite and the gradient norm is
             "a hidden NaN: a third of such runs were communication",
         ),
         pro("hints", both(FP8, about("distributed")), "8-bit scales travel between ranks"),
-        pro("hints", both(flag("only-larger-model"), about("distributed")), "only models that are split over GPUs"),
         pro(
             "suggests", both(onset("silent"), either(about("distributed"), flag("no-loss-symptom"))), "no step shows it"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cause import Cause, Remedy
 from ..clue import about, both, con, denied, either, flag, onset, pro, value
-from ..signs import BROKEN, IN_SOME_BATCHES
+from ..signs import BROKEN, GROWTH, IN_SOME_BATCHES
 
 CAUSE = Cause(
     name="empty-target-mean",
@@ -44,16 +44,28 @@ label is masked and nothing is learned.""",
         pro("hints", about("detection", "segmentation"), "images without targets are common here"),
         pro("points", both(flag("divides-by-count"), BROKEN), "the code divides by a count that can be 0"),
         pro("suggests", both(flag("divides-by-count"), flag("one-component-nan")), "and one term is NaN first"),
+        pro("points", both(flag("empty-tensor"), BROKEN), "a tensor without elements was printed"),
+        pro(
+            "suggests",
+            both(flag("ignores-labels"), either(flag("one-component-nan"), IN_SOME_BATCHES)),
+            "the code takes a mean over labels that are not ignored, and one term or some batches are NaN",
+        ),
         pro("points", both(flag("response-template"), BROKEN), "labels depend on a template that may be missing"),
         pro("points", both(flag("labels-truncated"), BROKEN), "truncation can leave only labels that are ignored"),
         pro("names", both(flag("data-empty"), BROKEN), "a scan of the data found empty texts or files"),
         pro("proves", flag("labels-all-masked"), "the log says that all labels are masked"),
-        pro("points", value("lint", "NP201", "NP202"), "the code divides by a count that can be 0"),
+        pro(
+            "points",
+            value("lint", "NP201", "NP202"),
+            "the code divides by a count that can be 0",
+            unless=flag("divides-by-count"),
+        ),
+        con("names", GROWTH, "0 / 0 comes at once: nothing grows before it"),
         con("hints", denied("one-component-nan"), "all loss terms break together"),
         con("names", denied("labels-all-masked"), "every batch has a label that counts"),
         con(
             "suggests",
-            flag("fp32-fine", "only-multi-gpu", "only-one-gpu-family", "loss-explodes-before-nan", "nan-weights"),
+            flag("fp32-fine", "only-multi-gpu", "only-one-gpu-family", "nan-weights"),
             "labels do not care for hardware or precision",
         ),
         con("points", flag("device-assert"), "a mean over nothing raises no assertion"),

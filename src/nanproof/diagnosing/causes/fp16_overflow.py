@@ -63,6 +63,7 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
         ),
         pro("hints", both(FP16, either(HIDDEN_NAN, BAD_GRADIENT)), "NaN gradients in fp16"),
         con("names", WIDE, "bf16 and fp32 do not end at 65,504", unless=FP16),
+        con("points", flag("loss-finite"), "an overflow would show as NaN or Inf"),
         con("suggests", FP8, "this is fp8, whose scales are another matter", unless=FP16),
         con("points", flag("fp32-also-nan"), "it is NaN in fp32 too"),
         con("suggests", BACK_TO_NORMAL, "it recovers, as it does when a scaler skips a step"),

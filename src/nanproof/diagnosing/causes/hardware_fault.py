@@ -20,6 +20,7 @@ reproducible elsewhere with the same seed and data. The kernel log may show Xid 
             "the report mentions one machine, or errors of the hardware,",
             unless=either(flag("only-one-gpu-family"), both(flag("only-multi-gpu"), about("overlap"))),
         ),
+        pro("proves", flag("not-repeatable"), "the same step, computed again, gave another result"),
         pro("proves", flag("xid-error"), "the kernel log shows a GPU memory error"),
         pro("suggests", onset("random", "random-late"), "it began at a random time"),
         pro("hints", flag("sudden-explosion", "seed-dependent", "only-multi-gpu"), "without warning"),

@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Exclusion, Remedy
-from ..clue import (
-    about,
-    both,
-    con,
-    denied,
-    either,
-    flag,
-    number,
-    onset,
-    pro,
-    value,
-)  # fmt: skip
+from ..clue import about, both, con, denied, either, flag, number, onset, pro, value
 from ..signs import (
     AT_ONCE,
     BACK_TO_NORMAL,
@@ -26,6 +15,7 @@ from ..signs import (
     NO_UPDATE_YET,
     ONE_STEP,
     RESUMED,
+    TURNED_NAN,
 )
 
 CAUSE = Cause(
@@ -39,6 +29,8 @@ delays it, the cause is another one.""",
     clues=(
         pro("points", flag("diverges-as-lr-rises"), "it diverges while the learning rate rises"),
         pro("points", flag("lower-lr-helps"), "a lower learning rate helps"),
+        pro("points", value("bad-leaf", "update"), "the optimizer's own update wrote the bad parameters"),
+        pro("points", value("mechanism", "growth-overflow"), "in a replayed step values had outgrown even float32"),
         pro("points", value("lr-above-config"), "the rate in force is above the configured one"),
         # growth alone is also that of an unstable model or of ranks that disagree: never more than possible
         pro(1.9, flag("grad-norm-drift"), "gradient norms drift upwards"),
@@ -49,7 +41,7 @@ delays it, the cause is another one.""",
         pro("names", both(value("lr-high", "extreme"), BROKEN), "the learning rate is far above the usual range"),
         pro("points", both(value("lr-high", "high"), BROKEN), "the learning rate is above the usual range"),
         pro("points", both(value("lr-high"), GROWTH), "growth at a high learning rate"),
-        pro("faint", flag("loss-nan"), "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
+        pro("faint", TURNED_NAN, "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
         pro("hints", flag("degenerate-text"), "generated text degenerates"),
         pro("hints", flag("slow-divergence"), "the loss creeps upwards"),
         pro("hints", flag("huge-finite-loss", "sudden-explosion", "no-recovery-no-divergence"), "the loss ran away"),

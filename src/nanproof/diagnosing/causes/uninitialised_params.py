@@ -19,7 +19,7 @@ and a scan of the fresh model shows it.""",
         pro("points", both(flag("nan-weights"), onset("before-training", "step1")), "weights are bad before training"),
         pro("suggests", flag("seed-dependent"), "it depends on the seed"),
         pro(4.0, both(flag("raw-parameters"), BROKEN), "parameters are never initialized"),
-        pro("points", both(flag("raw-parameters"), FROM_THE_START), "and it is NaN from the first row on"),
+        pro("names", both(flag("raw-parameters"), FROM_THE_START), "and it is NaN from the first row on"),
         pro(
             "suggests",
             both(flag("warning-in-log"), either(flag("nan-weights"), AT_ONCE)),

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import (
-    about,
-    both,
-    con,
-    denied,
-    either,
-    flag,
-    number,
-    onset,
-    pro,
-    value,
-)  # fmt: skip
-from ..signs import AT_ONCE, BF16, BROKEN, FP16, FP32, FROM_THE_START, LARGE_RUN
+from ..clue import about, both, con, denied, either, flag, number, onset, pro, value
+from ..signs import AT_ONCE, BF16, BROKEN, FP16, FP32, FROM_THE_START, LARGE_RUN, TURNED_NAN
 
 CAUSE = Cause(
     name="unstable-op",
@@ -24,7 +13,7 @@ CAUSE = Cause(
 vanish, a standard deviation that an update pushes to 0 or below: finite for most inputs, and in every precision,
 until training reaches the pole.""",
     share=6.0,
-    replayed=("pole", "invalid"),
+    replayed=("pole", "invalid", "exp-overflow"),
     clues=(
         pro("hints", flag("grad-nan-skipped"), "single gradients are NaN", unless=FP16),
         pro("points", about("log-exp"), "the report mentions log, exp or an entropy"),
@@ -54,7 +43,7 @@ until training reaches the pole.""",
             both(about("graph", "box-loss"), flag("loss-nan", "one-component-nan")),
             "distances, angles and unions can vanish here",
         ),
-        pro("faint", flag("loss-nan"), "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
+        pro("faint", TURNED_NAN, "the loss turned NaN", unless=either(AT_ONCE, FROM_THE_START)),
         pro("hints", flag("fp32-also-nan"), "NaN in fp32 too"),
         pro("suggests", flag("grad-nan-loss-finite-first"), "the backward pass was bad first"),
         pro(
@@ -99,6 +88,7 @@ until training reaches the pole.""",
         pro("hints", denied("loss-explodes-before-nan"), "sudden: no growth in loss or gradient norm beforehand"),
         con("suggests", flag("nan-in-preprocessing"), "the data was NaN before"),
         con("suggests", flag("fp32-fine"), "fp32 is fine"),
+        con("suggests", both(flag("raw-parameters"), FROM_THE_START), "parameters are uninitialized memory"),
         con("hints", both(BF16, LARGE_RUN), "a large run with well-used code"),
         con(
             "suggests",

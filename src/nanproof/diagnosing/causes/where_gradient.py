@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause, Remedy
-from ..clue import about, both, con, either, flag, onset, pro, value
+from ..clue import about, both, con, either, flag, pro, value
 from ..signs import FP16, FP32, SEVERAL_MACHINES
 
 CAUSE = Cause(
@@ -23,11 +23,6 @@ the gradient does not. The input must be made safe too, not only the output.""",
         ),
         pro("points", flag("grad-nan-loss-finite"), "gradients are NaN while the loss is finite"),
         pro("suggests", flag("grad-nan-loss-finite-first"), "gradients were NaN before the loss was"),
-        pro(
-            "hints",
-            both(either(flag("grad-nan"), about("backward-op")), onset("data-dependent")),
-            "NaN in the backward pass of certain batches",
-        ),
         pro("suggests", both(FP32, flag("grad-nan-loss-finite", "grad-nan-loss-finite-first")), "in fp32 too"),
         pro("names", value("lint", "NP210"), "the code selects after the risky operation"),
         pro(

@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "nonfinite", "empty", "constant", "out-of-range", "label-out-of-range", "empty-target", "ctc-infeasible",
-    "degenerate-box", "unreadable", "empty-text",
-]  # fmt: skip
+    "nonfinite",
+    "empty",
+    "constant",
+    "out-of-range",
+    "label-out-of-range",
+    "empty-target",
+    "ctc-infeasible",
+    "degenerate-box",
+    "unreadable",
+    "empty-text",
+]
 # kinds that stop a training, and the cause that each is evidence for
 CAUSES: dict[Kind, str] = {
     "nonfinite": "bad-data",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...checkpoint import scan as scan_checkpoint
 from ...checkpoint.formats import EXTENSIONS
-from ...errors import NanproofError, UsageError
+from ...errors import NanproofError, UsageError, missing
 from .annotations import is_coco, is_yolo, read_coco, read_voc, read_yolo
 from .arrays import read_npy, read_npz
 from .images import SUFFIXES, read_image
@@ -19,9 +19,16 @@ from .report import Column, DataReport, Kind, Problem
 from .tables import read_csv, read_jsonl, read_parquet
 
 READERS: dict[str, Reader] = {
-    ".npy": read_npy, ".npz": read_npz, ".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl, ".parquet": read_parquet, ".xml": read_voc, **dict.fromkeys(SUFFIXES, read_image),
-}  # fmt: skip
+    ".npy": read_npy,
+    ".npz": read_npz,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".parquet": read_parquet,
+    ".xml": read_voc,
+    **dict.fromkeys(SUFFIXES, read_image),
+}
 _KNOWN = f"{', '.join(sorted(READERS))} and torch or safetensors files"
 LARGEST_HALF = 65504.0
 
@@ -51,7 +58,7 @@ def scan_data(
     """
     root = Path(path)
     if not root.exists():
-        raise UsageError(f"{root} does not exist", hint="give a file or a folder of training data")
+        raise missing(root, "give a file or a folder of training data")
     meaning = Meaning(classes=classes, labels=labels, downsample=downsample)
     report = _Report(root, meaning, progress or (lambda count: None))
     for file in _files(root):
@@ -144,9 +151,7 @@ class _Report:
         """Identifiers and times are large on purpose, and no model sees them."""
         return column.lower().endswith(("id", "ids", "index", "time", "timestamp", "date", "seed", "hash", "size"))
 
-    def _add(
-        self, kind: Kind, file: str, column: str, message: str, row: int | None = None, count: int = 1
-    ) -> None:  # fmt: skip
+    def _add(self, kind: Kind, file: str, column: str, message: str, row: int | None = None, count: int = 1) -> None:
         self._problems.append(Problem(kind=kind, file=file, column=column, message=message, row=row, count=count))
 
     def _tensors(self, file: Path, name: str) -> None:
@@ -178,6 +183,10 @@ class _Report:
             notes.append(f"no data found; it reads {_KNOWN}")
         order = sorted(self._problems, key=lambda p: (not p.cause, p.file, p.row or 0))
         return DataReport(
-            path=str(self._root), files=self._files, rows=self._rows, problems=tuple(order),
-            columns=tuple(self._columns), notes=tuple(notes),
-        )  # fmt: skip
+            path=str(self._root),
+            files=self._files,
+            rows=self._rows,
+            problems=tuple(order),
+            columns=tuple(self._columns),
+            notes=tuple(notes),
+        )

@@ -94,8 +94,9 @@ def read_checkpoints(
         for i, report in enumerate(own):
             step = _step(report)
             late = (healthy and healthy[0] < i) or (broke_at is not None and step is not None and step >= broke_at)
-            # a run that was finite at first did not begin from bad weights: it wrote them
-            late = late or (began is not None and began.finite and report.name not in began.loaded)
+            # a run that was finite at first did not begin from bad weights: it wrote them, unless it says otherwise
+            loaded = began is not None and Path(report.name).name in began.loaded
+            late = (late or (began is not None and began.finite)) and not loaded
             facts += _facts(report, late=bool(late))
     for report in reports:
         words = report.reasons[0] if report.reasons else f"{len(report):,} tensors"

@@ -30,6 +30,10 @@ _COUNT = re.compile(
 )
 
 
+_LEARNED_SCALE = re.compile(r"exp\(-(?:\d\.?\d* \* )?(?P<scale>[\w.]+)\) \* .*\+ (?:\d\.?\d* \* )?(?P=scale)\b")
+"""A loss that is weighted by a learned uncertainty: exp(-s) * loss + s."""
+
+
 @dataclass(slots=True)
 class _Seen:
     """What one pass over a file collects before it is judged as a whole."""
@@ -115,6 +119,9 @@ def _each(tree: ast.AST, seen: _Seen, name: str) -> Iterator[Fact]:
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             yield from (f for f in _division(node, norms, name) if not _is_checked(node.right, checked))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            if (learned := _LEARNED_SCALE.search(shown := ast.unparse(node))) is not None and "clamp" not in shown:
+                words = f"`{shown[:90]}`: exp(-{learned['scale']}) of a learned scale grows without bound"
+                yield _fact("pole-in-code", name, node, words)
             small = constant(node.right)
             small = constants.get(node.right.id) if isinstance(node.right, ast.Name) else small
             if isinstance(small, float) and 0 < small < 6e-8:
@@ -177,12 +184,11 @@ def _of_file(text: str, seen: _Seen, name: str) -> Iterator[Fact]:
     elif seen.last_epoch_set:
         words = "scheduler.last_epoch is set by hand; the rate of the next step does not follow"
         yield Fact(name="scheduler-rebuilt", where=f"{name}:{seen.last_epoch_set}", words=words)
-    if "ctcloss" in lower or "ctc_loss" in lower:
-        line = next(i for i, row in enumerate(lower.splitlines(), 1) if "ctcloss" in row or "ctc_loss" in row)
-        where = f"{name}:{line}"
+    if (ctc := re.search(r"\bctc_?(?:\w+_)?loss\b", lower)) is not None:
+        where = f"{name}:{lower.count(chr(10), 0, ctc.start()) + 1}"
         if not re.search(r"zero_infinity\s*=\s*true", lower):
             yield Fact(name="ctc-unguarded", where=where, words="CTC loss without zero_infinity=True")
-    if "softmax" in lower and (masking := next(_infinite_masks(text), None)) is not None:
+    if re.search("softmax|attn|attention", lower) and (masking := next(_infinite_masks(text), None)) is not None:
         line, shown = masking
         words = f"`{shown}` before a softmax: a row of it that is masked whole is 0/0"
         yield Fact(name="masks-with-infinity", where=f"{name}:{line}", words=words)
@@ -198,7 +204,8 @@ _CUT_LABELS = re.compile(
     r"\b(?:labels?|targets?) = (?:\S*labels?\S*|\(.*(?:-100|(?i:ignore)\w*).*\))\[\s*:\s*[A-Za-z_][\w.]*\]"
 )
 _FILLS = re.compile(
-    r"(?:masked_fill_?|where)\(.{0,200}?(?:-\s*(?:float\(['\"]inf['\"]\)|(?:torch|math|np)\.inf|inf\b)|['\"]-inf['\"])"
+    r"(?:(?:masked_fill_?|where|fill_|new_full|torch\.full)\(.{0,200}?|\w\[.{1,80}\]\s*=\s*)"
+    r"(?:-\s*(?:float\(['\"]inf(?:inity)?['\"]\)|(?:torch|math|np)\.inf|inf\b)|['\"]-inf(?:inity)?['\"]|float\(['\"]-inf)"
 )
 _CHOICE = re.compile(r"(?i)pad|length|\blens?\b|keep|valid|visible|neighbo|\badj|(?:attention|key|src|mem|input)_mask")
 
@@ -218,7 +225,8 @@ def _infinite_masks(text: str) -> Iterator[tuple[int, str]]:
     for i, row in enumerate(rows):
         above = "\n".join(rows[max(0, i - 12) : i + 1])
         fills = _FILLS.search(row) or (by_name is not None and by_name.search(row))
-        if fills and (_CHOICE.search(above) or _GIVEN.search(above)):
+        causal = re.search(r"tri[ul]|\[:,\s*\w+:\]|causal", "\n".join(rows[max(0, i - 2) : i + 3]))
+        if fills and not causal and (_CHOICE.search(above) or _GIVEN.search(above)):
             yield i + 1, row.strip()[:80]
 
 
@@ -257,6 +265,9 @@ def _call(node: ast.Call, seen: _Seen, name: str) -> Iterator[Fact]:
             seen.half = node.lineno
     if callee == "float" and not node.args and isinstance(node.func, ast.Attribute):
         seen.to_float |= re.search(r"(?i)model|net|module", ast.unparse(node.func.value)) is not None
+    averages = callee in ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss") and "ignore_index" in keywords
+    if averages and constant(keywords.get("reduction", ast.Constant("mean"))) == "mean":
+        yield _fact("ignores-labels", name, node, f"`{shown}` is 0 / 0 for a batch whose labels are all ignored")
     if full == "clip.load":
         words = "clip.load gives fp16 weights on a GPU"
         yield _fact("half-weights", name, node, words)
@@ -435,11 +446,18 @@ def _assignment(node: ast.Assign, seen: _Seen, name: str) -> Iterator[Fact]:
         raw = next((r for r in _RAW[:4] if re.search(rf"\b{re.escape(r)}\(\d", shown)), "")
         if raw:
             yield _fact("raw-parameters", name, node, f"`{ast.unparse(node)[:80]}` begins with uninitialized memory")
-    if isinstance(made, ast.Call) and dotted(made.func).rpartition(".")[2] == "Parameter" and made.args:
-        inner = made.args[0]
-        if (
-            isinstance(inner, ast.Call)
-            and dotted(inner.func) in _RAW
-            and not (inner.args and isinstance(inner.args[0], ast.List))
-        ):
-            seen.parameters[target.rpartition(".")[2]] = node.lineno
+    targets, values = [node.targets[0]], [made]
+    if isinstance(targets[0], ast.Tuple) and isinstance(made, ast.Tuple):  # self.u, self.v = Parameter(…), Parameter(…)
+        targets, values = targets[0].elts, made.elts
+    for to, value in zip(targets, values, strict=False):
+        if _is_raw(value):
+            seen.parameters[dotted(to).rpartition(".")[2]] = value.lineno
+
+
+def _is_raw(made: ast.expr) -> bool:
+    """Whether an expression makes a parameter of memory as it is found."""
+    if not (isinstance(made, ast.Call) and dotted(made.func).rpartition(".")[2] == "Parameter" and made.args):
+        return False
+    inner = made.args[0]
+    listed = isinstance(inner, ast.Call) and bool(inner.args) and isinstance(inner.args[0], ast.List)
+    return isinstance(inner, ast.Call) and dotted(inner.func) in _RAW and not listed

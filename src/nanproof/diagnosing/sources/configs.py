@@ -25,9 +25,15 @@ FEW = 2
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp32", "float8": "fp8"}
 # fact: the concept of nanproof.config.meaning that it is read from
 _NUMBERS = {
-    "lr": "lr", "eps": "eps", "beta2": "beta2", "clip": "clip_norm", "warmup": "warmup_steps", "batch": "batch_size",
-    "accum": "accumulation", "wd": "weight_decay",
-}  # fmt: skip
+    "lr": "lr",
+    "eps": "eps",
+    "beta2": "beta2",
+    "clip": "clip_norm",
+    "warmup": "warmup_steps",
+    "batch": "batch_size",
+    "accum": "accumulation",
+    "wd": "weight_decay",
+}
 
 
 _OVERLAPS = ("overlap_comm", "overlap_param_gather")
@@ -100,13 +106,18 @@ def _settings(path: Path) -> Settings | None:
 
 
 def read_configs(
-    configs: Sequence[Config], code: Sequence[Path], root: Path, *, gpu: str, parameters: int | None,
+    configs: Sequence[Config],
+    code: Project,
+    root: Path,
+    *,
+    gpu: str,
+    parameters: int | None,
     facts: Mapping[str, object],
-) -> Part:  # fmt: skip
+) -> Part:
     """Facts from all configs, the precision table of them together, and the findings of the checks."""
     if not configs:
         return Part()
-    project = Project.read(*code, facts={**facts, **({"gpu": gpu} if gpu else {})})
+    project = code.with_facts({**facts, **({"gpu": gpu} if gpu else {})})
     found: list[Fact] = []
     looked: list[Looked] = []
     for config in configs:
@@ -119,7 +130,7 @@ def read_configs(
         )
     main = next((c for c in configs if c.kind in ("own", "python") and c.lr is not None), configs[0])
     found.append(Fact(name="config", value=main.name, where=main.name))
-    settings = load_quietly(*(c.path for c in configs if c.path.suffix != ".py"), *code[:50])
+    settings = load_quietly(*(c.path for c in configs if c.path.suffix != ".py"), *(c.path for c in code.codes[:50]))
     settings = settings if len(settings) else configs[0].settings
     table = precision(settings, hardware=gpu or None, parameters=parameters, project=project)
     found += _precision(table, root, complete=bool(project.called("Trainer", *OPTIMIZERS)))

@@ -32,10 +32,20 @@ MAX_BYTES = 2 << 20
 SHOWN = ("precision", "weights", "lr", "optimizer", "batch", "accum", "clip", "warmup", "gpu", "torch", "compile")
 """The rows of the table, in this order."""
 _CONCEPTS = {
-    "lr": "lr", "batch_size": "batch", "accumulation": "accum", "clip_norm": "clip", "optimizer": "optimizer",
-    "warmup_steps": "warmup", "eps": "eps", "beta2": "beta2", "weight_decay": "wd",
+    "lr": "lr",
+    "batch_size": "batch",
+    "accumulation": "accum",
+    "clip_norm": "clip",
+    "optimizer": "optimizer",
+    "warmup_steps": "warmup",
+    "eps": "eps",
+    "beta2": "beta2",
+    "weight_decay": "wd",
     "scheduler": "scheduler",
-}  # fmt: skip
+}
+TRAINER = "TrainingArguments"
+FINE_TUNING = 1e-3
+"""The rate above which pretrained weights rarely survive AdamW, which the Trainer of transformers takes by default."""
 _NOT_LR = re.compile(r"min|end|final|decay|warm|sched|mult|ratio|factor|text|scale")
 _LR = re.compile(r"^(?:.*_)?(?:lr|learning_?rate)$")
 _BATCH = re.compile(r"^(?:ims_per_batch|batch|batchsize|.*_batch_size|batch_size_.*)$")
@@ -45,11 +55,31 @@ _FP8 = re.compile(r"^(?:use_|enable_)?fp8(?:_format|_recipe|_enabled)?$")
 _AMP = re.compile(r"^(?:use_|enable_|with_|native_|torch_)?amp(?:_enabled)?$|^use_mixed_precision$")
 _WORD = re.compile(r"^(?:mixed_?precision|precision|amp_dtype|autocast_dtype|dtype|train_dtype|compute_dtype|ptdtype)$")
 _DTYPES = {
-    "float16": "fp16", "fp16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "f16": "fp16",
-    "bfloat16": "bf16", "bf16": "bf16", "bf16-mixed": "bf16", "bf16-true": "bf16", "float32": "fp32", "fp32": "fp32",
-    "32": "fp32", "32-true": "fp32", "no": "fp32", "none": "fp32", "full": "fp32", "16-true": "fp16", "fp8": "fp8",
-    "tf32": "fp32", "single": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16", "amp": "fp16",
-}  # fmt: skip
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "f16": "fp16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+    "bf16-true": "bf16",
+    "float32": "fp32",
+    "fp32": "fp32",
+    "32": "fp32",
+    "32-true": "fp32",
+    "no": "fp32",
+    "none": "fp32",
+    "full": "fp32",
+    "16-true": "fp16",
+    "fp8": "fp8",
+    "tf32": "fp32",
+    "single": "fp32",
+    "amp_bf16": "bf16",
+    "amp_fp16": "fp16",
+    "amp": "fp16",
+}
 _BANNERS: tuple[tuple[str, str, Plain], ...] = (
     (r"Using 16-?bit (?:native )?(?:Automatic )?Mixed Precision|Using native 16bit precision", "precision", "fp16"),
     (r"Using bfloat16 Automatic Mixed Precision", "precision", "bf16"),
@@ -67,14 +97,21 @@ _BANNERS: tuple[tuple[str, str, Plain], ...] = (
     (r"\bcompiling the model\b|torch\.compile\b.*(?:enabled|true)", "compile", True),
 )
 _BANNER = [(re.compile(p, re.IGNORECASE), concept, value) for p, concept, value in _BANNERS]
-_PAIR = re.compile(r"(?<![\w./])['\"]?(?P<key>[A-Za-z_][\w.-]{0,50})['\"]?\s{0,12}(?::|=)\s{0,6}(?P<value>'[^']{0,60}'|\"[^\"]{0,60}\"|[\w.+-]++)(?!\s*=)")  # fmt: skip  # noqa: E501
+_PAIR = re.compile(
+    r"(?<![\w./])['\"]?(?P<key>[A-Za-z_][\w.-]{0,50})['\"]?\s{0,12}(?::|=)\s{0,6}(?P<value>'[^']{0,60}'|\"[^\"]{0,60}\"|[\w.+-]++)(?!\s*=)"
+)
 _SPACED = re.compile(
-    r"^\s*(?P<key>learning[ _]rate|batch[ _]size|fp16[ _]run)\s*[:=]\s*(?P<value>[\d.eE+-]+|true|false)", re.IGNORECASE
+    r"^\s*(?P<key>learning[ _]rate|lr|batch[ _]size|fp16[ _]run)(?:\s*[:=]\s*|\s+(?=[\d.]+(?:e-?\d+)?\s*$))"
+    r"(?P<value>[\d.eE+-]+|true|false)",
+    re.IGNORECASE,
 )
 _ROW = re.compile(
     r"(?i)\b(?:step|iter\w*|epoch|it|batch)\b\W{0,4}\[?\d.*(?:loss|nan)|loss\W{0,3}(?:nan|[-\d])|it/s|s/it"
 )
-_ARGUMENTS = re.compile(r"Overriding|\{['\"]\w{1,40}['\"]: ?[{'\"\w]|Namespace\(|Arguments\(|[Cc]onfig|[Aa]rgs|[Hh]yper|trainer:|[Ss]ettings|^\s*\W{0,3}[A-Za-z_][\w. ]{1,40}\s*[:=]")  # fmt: skip  # noqa: E501
+_ARGUMENTS = re.compile(
+    r"Overriding|\{['\"]\w{1,40}['\"]: ?[{'\"\w]|Namespace\(|Arguments\(|[Cc]onfig|[Aa]rgs|[Hh]yper|trainer:"
+    r"|[Ss]ettings|^\s*\W{0,3}[A-Za-z_][\w. ]{1,40}\s*[:=]"
+)
 _GPU = re.compile(
     r"(?i)(?:NVIDIA|GeForce|Tesla|Quadro|\bRTX|\bGTX|\bA100|\bH100|\bV100|Apple M\d|\bdevice\b\W{1,6}mps|AMD Instinct"
     r"|\bMI\d{3}|\bgfx\d{3,4}|Radeon|\bROCm\b)[^,;)|\n]{0,50}"
@@ -239,6 +276,8 @@ def _call(node: ast.Call, name: str, where: str, rank: int) -> Iterator[Setting]
         return
     if _OPTIMIZERS.match(callee):
         yield Setting(concept="optimizer", value=callee.lower(), where=where, rank=rank, key=callee)
+    if callee.endswith("TrainingArguments"):
+        yield Setting(concept="optimizer", value="adamw", where=where, rank=DEFAULT, key=TRAINER)
     if callee == "dict" and isinstance(keywords.get("type"), str) and _OPTIMIZERS.match(str(keywords["type"])):
         yield Setting(concept="optimizer", value=str(keywords["type"]).lower(), where=where, rank=rank)
     if callee in ("clip_grad_norm_", "clip_grad_norm", "unscale_and_clip"):
@@ -371,6 +410,8 @@ class InForce:
             return
         kind = str(optimizer.value) if optimizer is not None else ""
         usual = highest_rate(kind)
+        if optimizer is not None and optimizer.key == TRAINER:
+            usual = FINE_TUNING
         sized = "ims_per_batch" in (batch.key.lower() if batch is not None else "")
         if sized and batch is not None and isinstance(batch.value, float):
             usual = 1.9 * 0.02 * batch.value / 16  # detectron2 scales 0.02 for 16 images

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...errors import FormatError
+from ...location import call_name
 from ...records import Incident
 from ..bugs import read_versions
 from ..diagnosis import Looked, Moment
@@ -55,7 +57,11 @@ def _facts(name: str, incident: Incident) -> Iterator[Fact]:
             yield Fact(name="bad-leaf", value="input", where=where, words=words)
     if verdict.kind == "dead":
         yield Fact(name="no-learning", where=where, words=str(verdict))
-    if verdict.origin in _ORIGINS:
+    written = incident.location is not None and bool(incident.location.written_by)
+    wide = incident.location is not None and bool(incident.location.outgrew)  # float32 was not enough, either
+    if verdict.origin in _ORIGINS and not (
+        written or (verdict.origin == "range" and wide)
+    ):  # bad weights that an update has written were not loaded
         yield Fact(name=_ORIGINS[verdict.origin], where=where, words=f"a rerun found: {verdict.origin}")
     if verdict.origin == "transient":
         yield Fact(name="origin", value="transient", where=where, words="a rerun of the step was finite")
@@ -67,20 +73,26 @@ def _facts(name: str, incident: Incident) -> Iterator[Fact]:
         yield Fact(name="several-gpus", where=where, words=f"{incident.world_size} ranks")
 
 
+_EPS_IS_ZERO = re.compile(r"eps \S+ is 0 in")
+
+
 def _location(incident: Incident, where: str) -> Iterator[Fact]:
     """What `nanproof locate` proved."""
     location = incident.location
     if location is None or not location.reproduced:
         return
     mechanism = location.mechanism
-    words = f"{mechanism} in {location.op or 'an operation'} at {location.place}: {location.why}"
+    words = f"{mechanism} in {call_name(location.op) or 'an operation'} at {location.place}: {location.why}"
     words = words.rstrip(": ")
     if mechanism == "bad-leaf":
-        kind = "input" if "batch" in location.leaf or "input" in location.leaf else "parameter"
+        kind = "input" if location.leaf_kind in ("batch", "input") else "parameter"
+        if location.written_by:
+            kind = "eps" if _EPS_IS_ZERO.search(location.why) else "update"
         yield Fact(name="bad-leaf", value=kind, where=where, words=words)
-    elif mechanism not in ("unknown", "outside-dispatcher"):
-        yield Fact(name="mechanism", value=mechanism, where=where, words=words)
-    yield Fact(name="located-op", value=location.op, where=where, words=words)
+    elif mechanism not in ("unknown", "outside-dispatcher") and call_name(location.op) != "ctc_loss":
+        named = f"{location.outgrew}-overflow" if location.outgrew else mechanism
+        yield Fact(name="mechanism", value=named, where=where, words=words)
+    yield Fact(name="located-op", value=call_name(location.op), where=where, words=words)
 
 
 def _moments(found: Sequence[tuple[str, Incident]]) -> Iterator[Moment]:

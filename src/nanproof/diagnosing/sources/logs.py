@@ -13,7 +13,7 @@ from ...logs.timeline import Timeline, timeline
 from ..diagnosis import Looked, Moment
 from ..evidence import Fact
 from .part import Part, name_in
-from .story import read_story
+from .story import is_fine, read_story
 
 MAX_LOGS = 12
 MAX_MOMENTS = 60
@@ -46,7 +46,7 @@ def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tupl
         if "risk" in one.columns:  # a guard's own log: its outputs are known, and so are their dtypes
             grown = (w for w in outlook.warnings if any(t.name.startswith("absmax/") for t in w.trends))
             facts += [Fact(name="activation-norm-drift", where=name, words=f"step {w.step:,}: {w}") for w in grown][:1]
-        if outlook.warning and story.outcome == "healthy":
+        if outlook.warning and story.outcome not in ("dead", "stopped"):
             notes.append(f"{name}: likely to break soon: {outlook.warning}")
         if not series:
             moments += _moments(story, name)
@@ -54,7 +54,8 @@ def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tupl
             moments += [Moment(when=when, what=what) for when, what in early]
         series.append(one)
     jumped = list(_continued(series, root))
-    doubtful = (s for s in series if any(len(c) >= 5 for c in _losses(s)))
+    # a log that is only too short to prove anything does not contradict a longer one
+    doubtful = (s for s in series if any(len(c) >= 5 for c in _losses(s)) and not is_fine(s, timeline(s)))
     if jumped or not all(_is_healthy(facts, name_in(root, s.source)) for s in doubtful):
         facts = [f for f in facts if f.name != "run-healthy"]  # one good log among others clears nothing
     if jumped:

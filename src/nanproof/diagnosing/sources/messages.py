@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ...logs import Event, Series
+from ...logs.messages import AFTERMATH, OUTSIDE
+from ...logs.moments.words import find_outside
 from ..evidence import Fact
 from ..wording import read_text
 
@@ -24,9 +26,11 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "distribution": ("distribution-failed",),
     "negative-std": ("distribution-failed", "std-shrinks"),
     "anomaly": ("grad-nan",),
+    "empty-tensor": ("empty-tensor",),
     "nan-in-line": ("loss-nan",),
     "nan-detected": ("loss-nan",),
     "xid": ("xid-error",),
+    "not-repeatable": ("not-repeatable",),
     "memory-error": ("xid-error",),
     "scale-minimum": ("loss-scale-collapse",),
     "nan-in-file": ("nan-in-preprocessing",),
@@ -48,9 +52,14 @@ _PAIR = re.compile(r"([A-Za-z_][\w/.]{1,40})\s{0,3}[:= ]\s{0,3}(nan|\d+(?:\.\d+)
 def read_messages(series: Series, name: str) -> Iterator[Fact]:
     """The facts in the events of one log; each message counts once."""
     seen: set[str] = set()
+    end = find_outside(series)
+    if end is not None:
+        yield Fact(name="ended-outside", value=end.name, where=_place(name, end), words=end.text.strip()[:120])
     for event in series.events[:5000]:
         if len(seen) > MOST:
             return
+        if end is not None and event.row >= end.row and AFTERMATH.search(event.text):
+            continue
         for fact in _facts(event, _place(name, event)):
             key = f"{fact.name}={fact.value}"
             if key not in seen:
@@ -71,6 +80,8 @@ def _facts(event: Event, where: str) -> Iterator[Fact]:
         yield Fact(name="about", value=_TOPICS[event.name], where=where, words=words)
     if event.name == "newly-initialised" and _telling(event.details.get("names", "")):
         yield Fact(name="loss-above-uniform", where=where, words=f"weights missing that belong to the body: {words}")
+    if event.name in OUTSIDE:
+        return
     if event.kind == "exception" or event.name in ("anomaly", *_TOPICS):
         yield Fact(name="hard-error", where=where, words=words)
         for fact in read_text(event.text, where=where):

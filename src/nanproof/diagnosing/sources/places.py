@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...checkpoint.layout import Checkpoint
 from ...config.loading import SUFFIXES
-from ...errors import UsageError
+from ...errors import missing
 from ...logs import LogFile, find_logs
 from ..data.annotations import is_coco, is_yolo
 from .checkpoints import find_checkpoints
@@ -22,14 +22,40 @@ SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packa
 # what a run found out is no setting of it: result.json, all_results.json, eval_metrics.json
 _RESULTS = re.compile(
     r"(.*[_-])?(results?|metrics|scores|summary|analysis|history|report|status|predictions?|index|vocab|tokenizer\w*)"
-    r"\.json", re.IGNORECASE,
-)  # fmt: skip
+    r"\.json",
+    re.IGNORECASE,
+)
 # folders whose subfolders are one run each, and names that are a run by themselves
-_RUNS = frozenset({
-    "runs", "outputs", "output", "logs", "out", "lightning_logs", "experiments", "exp", "exps", "results", "work_dirs",
-    "wandb", "checkpoints", "saves", "multirun", "mlruns", "tb", "train_logs", "log", "ckpts",
-})  # fmt: skip
+_RUNS = frozenset(
+    {
+        "runs",
+        "outputs",
+        "output",
+        "logs",
+        "out",
+        "lightning_logs",
+        "experiments",
+        "exp",
+        "exps",
+        "results",
+        "work_dirs",
+        "wandb",
+        "checkpoints",
+        "saves",
+        "multirun",
+        "mlruns",
+        "tb",
+        "train_logs",
+        "log",
+        "ckpts",
+    }
+)
 _RUN = re.compile(r"(?:version|run|exp|experiment|train|job|trial|offline-run)[-_]?\w*\d+\w*|\d{4}-\d\d-\d\d.*")
+_PART = re.compile(
+    r"\d+|attempt_\d+|(?:local_?)?(?:rank|node|worker|host|gpu|process|proc|global)[-_]?\d*"
+    r"|train\w*|val\w*|test\w*|eval\w*|dev|metrics"
+)
+"""Folders that hold a part of a run: a rank, a split, one metric."""
 _HISTORY = re.compile(
     r"\.?(?:bash|zsh|fish|sh|shell)?_?history(?:\.txt)?|(?:cmd|commands?|run_?command)\.txt", re.IGNORECASE
 )
@@ -76,7 +102,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
     named = [Path(p) for p in paths]
     for path in named:
         if not path.exists():
-            raise UsageError(f"{path} does not exist", hint="name a folder or files of the run")
+            raise missing(path, "name a folder or files of the run")
     root = (
         named[0] if len(named) == 1 and named[0].is_dir() else Path(os.path.commonpath([p.absolute() for p in named]))
     )
@@ -129,10 +155,28 @@ def _run_of(path: Path, root: Path) -> str:
     return best
 
 
+def _siblings(logs: Sequence[LogFile], root: Path) -> dict[str, str]:
+    """Folders beside each other that hold the same log are one run each, unless they are its ranks or its splits."""
+    same: dict[tuple[object, ...], dict[str, list[str]]] = {}
+    for log in logs:
+        path = Path(log.path)
+        parts = path.relative_to(root).parts if path.is_relative_to(root) else ()
+        for i, part in enumerate(parts if path.is_dir() else parts[:-1]):
+            if not _PART.fullmatch(part.lower()):
+                key = (parts[:i], parts[i + 1 :], log.format)
+                same.setdefault(key, {}).setdefault(str(Path(*parts[: i + 1])), []).append(log.path)
+    found: dict[str, str] = {}
+    for folders in sorted((f for f in same.values() if len(f) > 1), key=lambda f: len(Path(next(iter(f))).parts)):
+        for folder, held in folders.items():
+            found = {**dict.fromkeys(held, folder), **found}  # the outermost folder counts
+    return found
+
+
 def _newest_run(logs: list[LogFile], root: Path) -> tuple[list[LogFile], list[str]]:
     groups: dict[str, list[LogFile]] = {}
+    siblings = _siblings(logs, root)
     for log in logs:
-        groups.setdefault(_run_of(Path(log.path), root), []).append(log)
+        groups.setdefault(_run_of(Path(log.path), root) or siblings.get(log.path, ""), []).append(log)
     runs = {name: max(log.modified for log in group) for name, group in groups.items() if name}
     runs = {n: t for n, t in runs.items() if not any(n != o and o.startswith(f"{n}/") for o in runs)}
     if len(runs) < 2:

@@ -14,7 +14,7 @@ from ...logs import Column, Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.moments.moment import MomentKind
 from ...logs.series import Floats
-from ...logs.timeline import Timeline
+from ...logs.timeline import Timeline, stops
 from ..evidence import Fact
 from ..wording import read_text
 from .messages import read_messages
@@ -46,9 +46,11 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     onset = _onset(series, story, each_step)
     if onset is not None:
         yield Fact(name="onset", value=onset[0], where=name, words=onset[1])
-    if _healthy(series, story):
+    if ill := _ill(series, story):
+        yield fact("not-healthy", words=ill)
+    elif _healthy(series, story):
         yield fact("run-healthy", words="the log shows a run that is finite and learns")
-    if story.outcome in ("healthy", "useless") and series.loss is not None and len(series.loss) >= 20:
+    if story.outcome in ("healthy", "useless") and series.loss is not None and len(series.loss) >= ENOUGH:
         yield fact("loss-finite", words=f"all {series.loss.total:,} losses are finite")
     for column in series.columns:
         for found in read_text(column.replace("_", " ").replace("/", " "), where=name):
@@ -58,20 +60,45 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     yield from (fact(f, words=w) for f, w in _bounds(series))
 
 
-def _healthy(series: Series, story: Timeline) -> bool:
-    """Whether the log is that of a run which learned: every loss of it, to its end, at a rate that kept its course."""
+ENOUGH = 8
+"""Points that show a course, where training and evaluation fall together; twenty where only one of them is known."""
+
+
+def is_fine(series: Series, story: Timeline, least: int = 0) -> bool:
+    """Whether every loss of a log falls, to its end, at a rate that kept its course: each has ``least`` points."""
     losses = (series.loss,) if series.loss is not None else series.components
-    if story.outcome != "healthy" or not losses or any(len(c) < 20 or not _learns(c) for c in losses):
+    if story.outcome != "healthy" or not losses or any(len(c) < least or not _learns(c) for c in losses):
         return False
     return not (
         story.of("growth") or any(_dips(series)) or any(n == "lr-discontinuity" for n, _ in _resumes(series, story))
     )
 
 
+def _healthy(series: Series, story: Timeline) -> bool:
+    """Whether the log is that of a run which learned."""
+    judged = any(len(c) >= ENOUGH and "loss" in c.name.lower() and _learns(c) for c in series.evals)
+    return is_fine(series, story, ENOUGH if judged else 20)
+
+
+def _ill(series: Series, story: Timeline) -> str:
+    """What forbids to call a run healthy, whatever other evidence there is."""
+    if any(stops(series, m) for m in story.moments):
+        return "something stopped it"
+    if series.loss is None and not series.components and (said := story.of("message")):
+        return said[0].text
+    whole = story.of("chance", "masked-loss", "zero-loss", "divergence", "lr-negative", "scale-collapse")
+    norms = {c.name for c in series.of("grad_norm")}
+    parts = [m for m in story.of("growth", "spike") if not m.benign and m.column not in norms]
+    if whole or parts:
+        return (*whole, *parts)[0].text
+    loss = series.loss
+    return f"{loss.name} climbs at the end" if loss is not None and _climbs(loss.values[~loss.bad]) else ""
+
+
 def _learns(loss: Column) -> bool:
     """Whether the loss is no higher at the end than it was; below zero it is a likelihood or a reward."""
     values = loss.values[~loss.bad]
-    if _swings(values) or _climbs(values):
+    if len(values) < 2 or _swings(values) or _climbs(values):
         return False
     quarter = max(2, len(values) // 4)
     first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
@@ -81,7 +108,7 @@ def _learns(loss: Column) -> bool:
 def _climbs(values: Floats) -> bool:
     """Whether a loss ends with a climb: five points in a row, by a quarter, to where it had left long before."""
     last = values[-5:]
-    return bool((np.diff(last) > 0).all()) and float(last[-1]) > 1.25 * abs(float(last[0]))
+    return len(last) == 5 and bool((np.diff(last) > 0).all()) and float(last[-1]) > 1.25 * abs(float(last[0]))
 
 
 DIP = 0.65
@@ -179,6 +206,8 @@ def _broken(series: Series, story: Timeline, each_step: bool) -> Iterator[tuple[
             yield "keeps-training", moment
             if moment.numbers["count"] < 0.5 * moment.numbers["points"]:
                 yield "intermittent-nan", moment
+        if "last_finite" not in moment.numbers and any(m.row <= moment.row for m in story.of("resume")):
+            yield "nan-since-load", moment
         if each_step and "last_finite" not in moment.numbers and moment.step <= 1 and not story.of("resume"):
             yield "nan-before-first-update", moment
         if moment.numbers.get("last_finite_step", math.inf) <= 1 and moment.step <= 2:
@@ -195,7 +224,7 @@ def _broken(series: Series, story: Timeline, each_step: bool) -> Iterator[tuple[
         else:
             yield from _bad_norm(moment, main, story)
     for moment in [m for name, m in bad.items() if roles[name] == "eval"][:1]:
-        yield ("val-also-nan" if losses or story.of("hidden-nan") else "eval-only-nan"), moment
+        yield ("val-also-nan" if losses or story.of("hidden-nan", "zero-loss") else "eval-only-nan"), moment
     kinds: tuple[tuple[MomentKind, str], ...] = (
         ("hidden-nan", "loss-zero-grad-nan"),
         ("masked-loss", "loss-zero-grad-zero"),

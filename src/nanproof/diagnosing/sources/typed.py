@@ -26,6 +26,10 @@ from .places import Places
 
 MAX_BYTES = 2 << 20
 _TRAINS = re.compile(r"\.backward\(|Trainer\(|\.fit\(")
+# code that is found by a name or a path, which only a run would tell
+_BY_NAME = re.compile(
+    r"import_module|__import__|sys\.path|instantiate\(|find_spec|pkgutil|runpy|entry_points|exec\(|locate\("
+)
 _STARTS = re.compile(
     r"^\s*(?:[+$>!]\s*|\S+[$#]\s+)?(?P<command>(?:\w+=\S+\s+)*(?:nohup\s+)?(?:\S*/)?(?:python[\d.]*|torchrun|accelerate"
     r"|deepspeed|srun|mpirun)\s.*?\S+\.py\b.*)"
@@ -56,23 +60,31 @@ def scripts(places: Places) -> Iterator[tuple[Path, list[str]]]:
 def of_its_script(places: Places) -> Places:
     """Without the other scripts of a folder, where one is known to have made the run: their settings are not its own.
 
-    A script trains by itself: below ``__main__``, or as it is imported. What the run's own script imports stays, and so
-    does every file that trains nothing: it may be imported by a name in a config.
+    What the run's own script imports stays. Where it may load more by a name or a path that only running it would tell,
+    so does every file but other scripts, which train by themselves: below ``__main__``, or as they are imported.
     """
     recorded = dataclasses.replace(places, configs=(), notebooks=(), history=())
     started = {s.absolute() for s, _ in scripts(recorded)} or {s.absolute() for s, _ in scripts(places)}
     if len(started) != 1 or not any(f.absolute() in started for f in places.code):
         return places
-    used = Program(places.code).reached_from(*started)
-    if not any(_TRAINS.search(_text(f)) for f in used):
+    program = Program(places.code)
+    used = program.reached_from(*started)
+    texts = {f: _text(f) for f in used}
+    if not any(_TRAINS.search(text) for text in texts.values()):
         return places  # what was started last only prepares or draws something
-    other = {f for f in places.code if f.absolute() not in used and _is_script(f)}
+    by_name = any(_BY_NAME.search(text) or program.may_import_more(f) for f, text in texts.items())
+    settings = [_text(f) for f in places.configs if f.suffix != ".py"]
+    by_name = by_name or any("_target_" in text or "class_path" in text for text in settings)
+    other = {f for f in places.code if f.absolute() not in used and (not by_name or _is_script(f))}
     if not other:
         return places
     names = ", ".join(sorted(name_in(places.root, f) for f in other)[:3])
-    note = f"{len(other)} other {'script was' if len(other) == 1 else 'scripts were'} not read: {names}"
-    code = tuple(f for f in places.code if f not in other)
-    return dataclasses.replace(places, code=code, notes=(*places.notes, note))
+    names += ", …" if len(other) > 3 else ""
+    kind = "script" if by_name else "Python file"
+    why = "" if by_name else f", which {next(iter(started)).name} does not import"
+    note = f"{len(other):,} other {kind}{' was' if len(other) == 1 else 's were'} not read{why}: {names}"
+    code, configs = (tuple(f for f in files if f not in other) for files in (places.code, places.configs))
+    return dataclasses.replace(places, code=code, configs=configs, notes=(*places.notes, note))
 
 
 def _is_script(path: Path) -> bool:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from ..events import event_of
 from ..gradients import gradless
-from ..names import called_last, last_name, written
+from ..names import called_last, last_name, word_set, written
 from ..nonfinite import NAN_WORDS, find_test
 from ..reaction import arms, is_report
 from ..rule import Found, Rule
@@ -191,10 +191,10 @@ def _recomputed(module: Module, value: ast.expr) -> bool:
     return not (made or isinstance(value, ast.BinOp) or _is_number(module, value))
 
 
-_NUMBERS = {
-    "tensor", "zeros", "zeros_like", "ones_like", "full", "full_like", "new_zeros", "new_tensor", "new_full", "Tensor",
-    "FloatTensor", "nan_to_num", "where", "as_tensor", "scalar_tensor", "requires_grad_", "Variable", "clamp",
-}  # fmt: skip
+_NUMBERS = word_set(
+    """tensor zeros zeros_like ones_like full full_like new_zeros new_tensor new_full Tensor FloatTensor nan_to_num
+    where as_tensor scalar_tensor requires_grad_ Variable clamp"""
+)
 
 
 def _is_number(module: Module, value: ast.expr) -> bool:

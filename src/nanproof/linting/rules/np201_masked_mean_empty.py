@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import changed_in_place, checked, guarded
-from ..masks import CHOSEN, is_padding, words
-from ..names import called_last, key_of
+from ..masks import CHOSEN, defaults_to_ones, is_padding, words
+from ..names import called_last, key_of, word_set
 from ..numerics import boolean, division, named_mask, summed
 from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
@@ -20,20 +20,7 @@ if TYPE_CHECKING:
     from ..source import Module
 
 # Sums that are never zero: of softmax weights, and of what a router hands out.
-_POSITIVE = {
-    "softmax",
-    "sigmoid",
-    "exp",
-    "pow",
-    "softplus",
-    "ones",
-    "ones_like",
-    "gumbel_softmax",
-    "one_hot",
-    "topk",
-    "relu",
-    "rand",
-}
+_POSITIVE = word_set("""softmax sigmoid exp pow square softplus ones ones_like gumbel_softmax one_hot topk relu rand""")
 _BUILT = {"tril", "triu", "eye", "full", "linspace", "tensor", "as_tensor"}
 _ROUTING = re.compile(
     r"expert|router|routing|gate|(^|_)moe|capacity|top_?k|attn_weight|attention_weight|degree|(^|_)deg"
@@ -67,7 +54,7 @@ def check(node: ast.AST, module: Module) -> Iterator[Found]:
         help=f"keep the divisor at 1 or more: {short(denominator, module) or 'mask.sum()'}.clamp(min=1)",
         edits=_fix(denominator, mask, module),
         safe=boolean(mask, module) and summed(denominator, module) is not None,
-        info=padding or not _may_be_empty(node, numerator, mask, rows, module),
+        info=padding or defaults_to_ones(mask, module) or not _may_be_empty(node, numerator, mask, rows, module),
         about=node,
     )
 
@@ -78,18 +65,14 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, rows: bool
         return False  # the mask itself is scaled: nothing learned is behind it
     if any(key_of(t) and changed_in_place(t, module, node) for t in trail(mask, module)):
         return False  # what was written into it is not known
-    losses = in_loss(node, module) or any(loss_like(n) for n in [*_stored(node, module), *names_of(numerator, module)])
-    if losses and any(CHOSEN.search(w) for w in words(mask, module)):
+    if any(CHOSEN.search(w) for w in words(mask, module)):
         return True
-    if not losses or not re.search(r"masks?$", module.source(core(mask, module))):
+    if in_loss(node, module) and (boolean(mask, module) or named_mask(module.source(core(mask, module)))):
+        return True
+    if not re.search(r"masks?$", module.source(core(mask, module))):
         return False
     calls = {called_last(p, module) for p in made_of(numerator, module, limit=120) if isinstance(p, ast.Call)}
     return rows or "cross_entropy" in calls  # one sample with nothing in it comes sooner than a whole batch
-
-
-def _stored(node: ast.AST, module: Module) -> list[str]:
-    owner = module.statement(node)
-    return [key_of(t) for t in getattr(owner, "targets", [getattr(owner, "target", None)]) if t is not None]
 
 
 def _per_row(denominator: ast.expr, module: Module) -> bool:

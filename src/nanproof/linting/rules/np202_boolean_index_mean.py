@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import checked
-from ..masks import CHOSEN, is_padding, words
-from ..names import Operation, called_last, key_of
+from ..masks import CHOSEN, defaults_to_ones, is_padding, words
+from ..names import Operation, called_last, key_of, word_set
 from ..numerics import boolean, named_mask
-from ..purpose import counts_hits, only_logged, trains
+from ..purpose import counts_hits, in_loss, only_logged, trains
 from ..rule import Change, Found, Rule
 from ..values import core, cores, made_of, names_of, number, scalar, short, trail
 
 if TYPE_CHECKING:
     from ..source import Module
 
-_LOSSES = {
-    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "kl_div", "gaussian_nll_loss", "poisson_nll_loss",
-}  # fmt: skip
-_LAYERS = {
-    "MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "CrossEntropyLoss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss",
-    "KLDivLoss", "GaussianNLLLoss",
-}  # fmt: skip
+_LOSSES = word_set(
+    """mse_loss l1_loss smooth_l1_loss huber_loss cross_entropy nll_loss binary_cross_entropy
+    binary_cross_entropy_with_logits kl_div gaussian_nll_loss poisson_nll_loss"""
+)
+_LAYERS = word_set(
+    """MSELoss L1Loss SmoothL1Loss HuberLoss CrossEntropyLoss NLLLoss BCELoss BCEWithLogitsLoss KLDivLoss
+    GaussianNLLLoss"""
+)
 _CALLS = {"mean", *_LOSSES}
 _PLACES = {"arange", "eye", "tril", "triu", "ones"}
 _INDICES = re.compile(
@@ -67,13 +67,20 @@ def _judge(node: ast.Call, found: Operation, module: Module) -> Iterator[Found]:
         message=f"the mean over no element is NaN, and {short(mask, module) or 'this mask'} may select none",
         help="divide the sum by the number selected, at least 1: x[mask].sum() / max(x[mask].numel(), 1)",
         edits=_fix(node, first, name, rest, keywords, module),
-        info=_of_anything(mask, module),
+        info=defaults_to_ones(mask, module)
+        or (_of_anything(mask, module) and (_of_itself(picked, mask) or not in_loss(node, module))),
     )
 
 
 def _of_anything(mask: ast.expr, module: Module) -> bool:
     """A mask that says nothing of what it leaves out: as a rule padding, or a test that rarely fails everywhere."""
     return not any(CHOSEN.search(w) for w in words(mask, module))
+
+
+def _of_itself(picked: ast.expr, mask: ast.expr) -> bool:
+    """``d[d > 0]``: that all of it is left out is rare."""
+    names = {key_of(n) for n in ast.walk(picked)} - {"", "self"}
+    return isinstance(mask, ast.Compare) and bool(names & {key_of(n) for n in ast.walk(mask)})
 
 
 def _criterion(layer: ast.Call, module: Module) -> Iterator[tuple[ast.Call, Operation]]:

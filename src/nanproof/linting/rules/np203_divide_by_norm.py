@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .. import gradients
 from ..flow import has_argument
-from ..matching import Hit, Match, asked_about_parts, constant, guarded, in_loss, quotient, reported, training
+from ..matching import Hit, Match, asked_about_parts, constant, guarded, outside_loss, quotient, reported, training
 from ..names import called_last, key_of
 from ..numerics import boolean, named_mask
-from ..purpose import is_network
 from ..rule import Change, Rule
 from ..values import core, cores, made_of, number, operation, scalar
 from ..vanishing import squared, to_itself
@@ -69,11 +69,7 @@ def _long(hit: Hit) -> bool:
     if any(_LONG.search(key.rpartition(".")[2]) or key.startswith("self.") for key in hit.keys):
         return True
     made = {called_last(p, module) for p in made_of(at, module, limit=60) if isinstance(p, ast.Call)}
-    for _ in range(12):
-        if isinstance(at, ast.Attribute | ast.Subscript) and not key_of(at):
-            at = core(at.value, module)
-    dense = isinstance(at, ast.Call) and not module.operation(at) and not module.called(at)
-    return dense or key_of(at).startswith("self.") or bool(made & _RANDOM)
+    return key_of(at).startswith("self.") or bool(made & _RANDOM)
 
 
 def _capped(hit: Hit) -> bool:
@@ -108,15 +104,9 @@ def _vanishing(hit: Hit) -> bool:
     return False
 
 
-def _unknown(hit: Hit) -> bool:
-    """Neither in a loss, nor made of anything that vanishes, nor handed to a network, where nobody knows what it is."""
-    names = [at for at in cores(hit.operand, hit.module) if isinstance(at, ast.Name)]
-    handed = [n for n in names if has_argument(hit.module.function(n), n.id)]
-    klass = hit.module.klass(hit.node)
-    differs = [c for c in cores(hit.operand, hit.module) if isinstance(c, ast.BinOp) and isinstance(c.op, ast.Sub)]
-    return not (
-        in_loss(hit) or differs or _vanishing(hit) or (handed and klass is not None and is_network(klass, hit.module))
-    )
+def _doubtful(hit: Hit) -> bool:
+    """Made of nothing that vanishes, or neither in a loss nor learned by a network."""
+    return outside_loss(hit) and not (_vanishing(hit) and gradients.learned(hit.operand, hit.module))
 
 
 def _chosen(hit: Hit) -> bool:
@@ -190,8 +180,8 @@ class Contrastive(nn.Module):
         return a / self.length(a) @ b.t()  # the norm is in another function
 """,
     false_alarm="""
-The vector cannot be zero, such as a unit vector plus noise. What a layer or an encoder gives out, directions of rays,
-random projections and weights are left alone.
+The vector cannot be zero, such as a unit vector plus noise. Directions of rays, random projections and weights are left
+alone; what a layer or an encoder gives out is an info.
 """,
     fix="unsafe",
     fix_note="""
@@ -201,8 +191,8 @@ than that are no longer brought to length 1.
     words=("norm", "sqrt", "0.5"),
     match=Match(_find, (ast.Div,)),
     where=training,
-    unless=(guarded, reported, _capped, asked_about_parts, constant, _chosen, _long, _unknown),
-    doubt=(lambda h: not _vanishing(h),),
+    unless=(guarded, reported, _capped, asked_about_parts, constant, _chosen, _long),
+    doubt=(_doubtful,),
     message=lambda h: f"a division by the norm of {h.said('a vector')} is NaN when the vector is zero",
     help="use torch.nn.functional.normalize, or keep the norm away from zero with .clamp(min=1e-6)",
     edit=_fix,

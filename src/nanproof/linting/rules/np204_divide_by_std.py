@@ -6,8 +6,8 @@ import ast
 import re
 
 from ..flow import has_argument
-from ..matching import Hit, asked, guarded, quotient, replaced, reported, training
-from ..names import called_last, key_of
+from ..matching import Hit, asked, guarded, in_loss, quotient, replaced, reported, training
+from ..names import called_last, written
 from ..purpose import is_network
 from ..rule import Rule
 from ..values import core, cores, made_of, number, operation, trail
@@ -38,7 +38,7 @@ def _matters(hit: Hit) -> bool:
         return True
     if klass is None or module.is_test or not re.search(r"(^|[._])(adv|advantages?)\w*$", module.source(hit.operand)):
         return False
-    return any(module.klass(c) is klass for c in module.calls("backward"))
+    return not module.under_no_grad(hit.node)  # advantages are for training, whoever goes backward
 
 
 def _plain_data(hit: Hit) -> bool:
@@ -59,9 +59,11 @@ def _plain_data(hit: Hit) -> bool:
 
 
 def _spread_out(hit: Hit) -> bool:
-    """Neither rewards, which are equal as soon as all fail, nor what a layer is given, which may be silence."""
+    """Neither rewards, which are equal as soon as all fail, nor what a loss or a layer is given: it may be silence."""
     module = hit.module
-    names = {key_of(t).rpartition(".")[2] for t in trail(hit.operand, module)} - {""}
+    if in_loss(hit):
+        return False
+    names = {written(t).rpartition(".")[2] for t in trail(hit.operand, module)} - {""}
     if any(_REWARDS.search(n) for n in names):
         return False
     klass, scope = module.klass(hit.node), module.function(hit.node)

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..flow import has_argument
-from ..gradients import constant
+from ..gradients import constant, given_by_name
 from ..guards import checked, guarded
 from ..names import key_of
-from ..numerics import division, named_probability, probability, summed
+from ..numerics import boolean, division, named_probability, probability, summed
 from ..purpose import aside, in_loss, only_logged, trains
+from ..ranges import Range, range_of
 from ..rewrite import move
 from ..rule import Found, Moved, Rule
 from ..training import loss_like
@@ -62,8 +63,36 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
             node=node,
             message=f"the logarithm of the probability {short(operand, module)} is -inf where it is zero",
             help="pass log-probabilities (log_softmax, logsigmoid) instead, or clamp: .clamp(min=1e-12).log()",
-            info=not _times_itself(node, operand, module),
+            info=not (_times_itself(node, operand, module) or in_loss(node, module)),
         )
+    elif (held := _held(operand, inner, node, module)).zero and held.low >= 0 and _fits(node, operand, held, module):
+        yield Found(
+            node=node,
+            message=f"the logarithm of {short(operand, module) or 'this'} is -inf where it is zero ({held.zero})",
+            help="clamp it first: .clamp(min=1e-12).log(), or compute the logarithm of its parts",
+            info=not (held.sure and in_loss(node, module)),
+            about=node,
+        )
+
+
+def _held(operand: ast.expr, inner: ast.expr | None, node: ast.AST, module: Module) -> Range:
+    """The range of the operand; in a loss, ``log(1 - f(x))`` says that ``f`` gives a probability."""
+    held = range_of(operand, module)
+    at = core(inner, module) if inner is not None else None
+    if held.zero or not isinstance(at, ast.Call) or module.operation(at) is not None or not in_loss(node, module):
+        return held
+    return Range(low=0, high=1, zero="1 minus something that rounds to 1")
+
+
+def _fits(node: ast.AST, operand: ast.expr, held: Range, module: Module) -> bool:
+    """Whether this is trained through, and nothing keeps the operand from zero."""
+    if not trains(node, module) or only_logged(node, module) or _kept(node, operand, module):
+        return False
+    if boolean(operand, module):
+        return False  # 0 and -inf, to be added to scores
+    at = core(operand, module)
+    names = {key_of(n).rpartition(".")[2] for n in ast.walk(at)} - {"", "self", *module.aliases}
+    return held.sure or not all(given_by_name(n) for n in names)
 
 
 _GIVEN = re.compile(
@@ -226,7 +255,7 @@ def _named(operand: ast.expr, module: Module) -> bool:
     return held is None or (isinstance(held, ast.BinOp) and not guarded(held, module))
 
 
-def _kept(node: ast.Call, operand: ast.expr, module: Module) -> bool:
+def _kept(node: ast.AST, operand: ast.expr, module: Module) -> bool:
     parts = [n for n in ast.walk(operand) if key_of(n)]
     if any(guarded(n, module) for n in parts if isinstance(n, ast.expr)):
         return True

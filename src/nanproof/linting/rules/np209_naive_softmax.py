@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ..guards import small_constant
 from ..matching import Hit, constant, not_aside, quotient, training
 from ..names import Operation, called_last, key_of
 from ..numerics import division, shifted, summed
@@ -23,7 +24,8 @@ _SMALL = {"normalize", "cosine_similarity", "arange", "linspace", "cdist", "pdis
 def _exponent(hit: Hit) -> ast.expr | None:
     """What is exponentiated above and summed below, alone or times a mask."""
     module = hit.module
-    below = summed(hit.operand, module) or _scattered(hit.operand, module)
+    divisor = _without_eps(hit.operand, module)
+    below = summed(divisor, module) or _scattered(divisor, module)
     if hit.over is None or below is None:
         return None
     found = operation(core(hit.over, module), module)
@@ -40,8 +42,24 @@ def _scattered(node: ast.expr, module: Module) -> ast.expr | None:
     """What is added up by groups, as in graphs: ``scatter_add(x, index)[index]``."""
     at = core(node, module)
     at = core(at.value, module) if isinstance(at, ast.Subscript) else at
-    named = isinstance(at, ast.Call) and called_last(at, module) in ("scatter_add", "scatter_sum", "segment_sum")
-    return at.args[0] if isinstance(at, ast.Call) and named and at.args else None
+    last = called_last(at, module) if isinstance(at, ast.Call) else ""
+    if not isinstance(at, ast.Call) or not at.args:
+        return None
+    if (
+        last in ("index_add", "index_add_", "scatter_add", "scatter_add_")
+        and len(at.args) >= 3
+        and not module.called(at)
+    ):
+        return at.args[2]  # zeros.index_add(0, index, x)
+    return at.args[0] if last in ("scatter_add", "scatter_sum", "segment_sum", "scatter") else None
+
+
+def _without_eps(node: ast.expr, module: Module) -> ast.expr:
+    """``s`` for ``s + 1e-12``, which does not help where the sum is infinite."""
+    at = core(node, module)
+    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add) and small_constant(at.right, module):
+        return at.left
+    return node
 
 
 def small(hit: Hit) -> bool:
@@ -130,9 +148,12 @@ def attend(scores, values):
     return torch.softmax(scores, dim=-1) @ values
 """,
     miss="""
-def attend(scores, values, mask):
-    weights = torch.exp(scores) * mask
-    return weights / (weights.sum(dim=-1, keepdim=True) + 1e-6) @ values  # still inf / inf, but not a plain softmax
+def attend(scores, values):
+    weights = torch.exp(scores)
+    total = 0
+    for column in weights.unbind(-1):
+        total = total + column
+    return (weights / total[..., None]) @ values  # still inf / inf, but the sum is taken in a loop
 """,
     false_alarm="""
 The exponents are bounded in a way that the rule does not see. Gaussian kernels, cosines, tanh and clamped values are

@@ -19,10 +19,22 @@ if TYPE_CHECKING:
     from ..source import Module
 
 _RISKS = {
-    "log": "log", "log2": "log2", "log10": "log10", "sqrt": "sqrt", "rsqrt": "rsqrt", "acos": "acos", "asin": "asin",
-    "arccos": "acos", "arcsin": "asin", "atanh": "atanh", "acosh": "acosh", "reciprocal": "reciprocal",
-    "log1p": "log1p", "exp": "exp", "expm1": "expm1",
-}  # fmt: skip
+    "log": "log",
+    "log2": "log2",
+    "log10": "log10",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "acos": "acos",
+    "asin": "asin",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "atanh": "atanh",
+    "acosh": "acosh",
+    "reciprocal": "reciprocal",
+    "log1p": "log1p",
+    "exp": "exp",
+    "expm1": "expm1",
+}
 _COUNTS = re.compile(
     r"(^|_|\.)(counts?|nums?|n_?elems?|nonzeros?|lens?|lengths?|totals?|steps?|size|degrees?|deg)(_|$|\d)", re.I
 )
@@ -33,9 +45,13 @@ _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "i
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
 _AT_ZERO = {"div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "power"}
 _HOLDS: dict[type[ast.cmpop], Callable[[float], bool]] = {
-    ast.Lt: lambda x: x < 0, ast.LtE: lambda x: x <= 0, ast.Gt: lambda x: x > 0, ast.GtE: lambda x: x >= 0,
-    ast.Eq: lambda x: x == 0, ast.NotEq: lambda x: x != 0,
-}  # fmt: skip
+    ast.Lt: lambda x: x < 0,
+    ast.LtE: lambda x: x <= 0,
+    ast.Gt: lambda x: x > 0,
+    ast.GtE: lambda x: x >= 0,
+    ast.Eq: lambda x: x == 0,
+    ast.NotEq: lambda x: x != 0,
+}
 """Whether 0 - bound compares so with 0."""
 _CUTS = {"long", "int", "round", "floor", "ceil", "detach", "argmax", "argmin", "bool", "sign", "item", "no_grad"}
 _FILLS = {"exp": "0.0", "expm1": "0.0", "log1p": "0.0", "acos": "0.0", "asin": "0.0", "atanh": "0.0"}

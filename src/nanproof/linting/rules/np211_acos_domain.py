@@ -1,4 +1,4 @@
-"""NP211: acos of a cosine that has rounded past 1 is NaN."""
+"""NP211: acos of a cosine that has rounded past 1 is NaN, and so is acosh below 1."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..gradients import learned
 from ..guards import guarded, lower_bound
-from ..matching import Hit, Match, asked, constant, in_loss, not_aside, outside_loss, reported
+from ..matching import Hit, Match, asked, constant, in_loss, not_aside, reported
 from ..names import called_last
 from ..numerics import boolean, division
+from ..purpose import is_network
+from ..ranges import range_of
 from ..rule import Change, Rule
 from ..values import core, made_of, number, trail
 from ..vanishing import squared
@@ -18,7 +21,9 @@ from ..vanishing import squared
 if TYPE_CHECKING:
     from ..source import Module
 
-_INVERSE = frozenset({"acos", "arccos", "asin", "arcsin", "acos_", "asin_", "atanh", "arctanh", "atanh_"})
+_INVERSE = frozenset(
+    {"acos", "arccos", "asin", "arcsin", "acos_", "asin_", "atanh", "arctanh", "atanh_", "acosh", "arccosh"}
+)
 _INSIDE = {"tanh", "sin", "cos", "sigmoid", "rand", "hardtanh", "softsign"}
 _CLAMPED = "clamped"
 
@@ -35,6 +40,9 @@ def _find(node: ast.AST, module: Module) -> Iterator[Hit]:
 
 def _outside(hit: Hit) -> bool | str:
     """Whether the operand may leave the interval; one clamped to exactly 1 stays in it, with an infinite slope."""
+    if isinstance(hit.node, ast.Call) and "cosh" in called_last(hit.node, hit.module):
+        low = range_of(hit.operand, hit.module).low
+        return _CLAMPED if low == 1 and in_loss(hit) else low < 1 and not constant(hit)
     bound = _bound(hit)
     if bound is None:
         return not _inside(hit)
@@ -91,8 +99,17 @@ def _inside(hit: Hit) -> bool:
 
 def _cosine(hit: Hit) -> bool:
     """A quotient by a length: 1 for what is parallel, or a little more."""
-    parts = division(core(hit.operand, hit.module), hit.module)
-    return parts is not None and "norm" in hit.module.source(parts[1])
+    at = core(hit.operand, hit.module)
+    parts = division(at, hit.module)
+    alike = isinstance(at, ast.Call) and called_last(at, hit.module) == "cosine_similarity"
+    return alike or (parts is not None and "norm" in hit.module.source(parts[1]))
+
+
+def _elsewhere(hit: Hit) -> bool:
+    """Neither a cosine made here, nor in a loss or in what a network learns."""
+    klass = hit.module.klass(hit.node)
+    network = klass is not None and is_network(klass, hit.module) and learned(hit.operand, hit.module)
+    return not (_cosine(hit) or in_loss(hit) or network)
 
 
 def _message(hit: Hit) -> str:
@@ -113,7 +130,8 @@ RULE = Rule(
     code="NP211",
     name="acos-domain",
     what="""
-Finds `torch.acos`, `torch.asin` and `torch.atanh` of something that nothing keeps inside [-1, 1], in a loss or a
+Finds `torch.acos`, `torch.asin` and `torch.atanh` of something that nothing keeps inside [-1, 1] (and `torch.acosh` of
+something that nothing keeps above 1), in a loss or a
 forward pass; and, in a loss, of something that is clamped to exactly [-1, 1].
 """,
     why="""
@@ -151,7 +169,7 @@ The operand is data that lies inside for certain, or nothing learned is behind i
     match=Match(_find, (ast.Call,), _INVERSE).of(_outside),
     where=not_aside,
     unless=(reported,),
-    doubt=(lambda h: outside_loss(h) and not _cosine(h),),
+    doubt=(_elsewhere,),
     message=_message,
     help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",
     edit=_fix,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..guards import lower_bound
-from ..names import called_last
+from ..names import called_last, word_set
 from ..rule import Change, Found, Rule
 from ..values import core, number
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 _CLAMPS = {"clamp", "clip", "clamp_", "clip_", "clamp_min"}
 _HALF_STEP = 2.0**-24
 """Half the distance from 1 to the next float32: anything smaller is lost beside 1."""
-_NORMS = {"RMSNorm", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d",
-          "InstanceNorm2d", "rms_norm", "layer_norm", "group_norm", "batch_norm", "instance_norm"}  # fmt: skip
+_NORMS = word_set(
+    """RMSNorm LayerNorm BatchNorm1d BatchNorm2d BatchNorm3d GroupNorm InstanceNorm1d InstanceNorm2d rms_norm
+    layer_norm group_norm batch_norm instance_norm"""
+)
 _WHY = re.compile(r"\beps|epsilon|avoid|prevent|zero|stab|nan|divi|1e-", re.I)
 _LEAST = 1e-12
 """The smallest eps that a common model has on purpose."""

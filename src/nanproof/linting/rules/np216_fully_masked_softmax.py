@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..flow import has_argument
 from ..masks import is_causal, is_padding, of_both_sides, words
 from ..names import called_last, key_of
-from ..numerics import softmaxed
-from ..purpose import aside
+from ..numerics import named_mask, softmaxed
+from ..purpose import aside, is_network
 from ..rewrite import fill_with_lowest
 from ..rule import Found, Rule
 from ..values import core, cores, made_of, number, short
@@ -36,7 +37,7 @@ def check(node: ast.Call | ast.Assign, module: Module) -> Iterator[Found]:
     keys = not sided and (_of_keys(mask, module) or _attends(scores, module) or _queried(node, module))
     if not sided and is_causal(mask, module):
         return
-    if not (sided or _may_cover(mask, module) or is_padding(mask, module)):
+    if not (sided or _may_cover(mask, module) or is_padding(mask, module) or _handed(mask, module)):
         return
     in_place = isinstance(node, ast.Assign) or called_last(node, module).endswith("_")
     if key_of(scores) in {key_of(n) for n in ast.walk(mask)} - {""} or _mended(node, module):
@@ -48,8 +49,22 @@ def check(node: ast.Call | ast.Assign, module: Module) -> Iterator[Found]:
         message=f"softmax gives NaN for a row that {short(mask, module) or 'the mask'} fills with -inf from end to end",
         help="fill with torch.finfo(scores.dtype).min, or set such rows to 0 afterwards (ops.masked_softmax does)",
         edits=fill_with_lowest(scores, filler, module),
-        info=keys,  # a sequence without a single token is rare
+        info=not sided
+        and (not _in_layer(node, module) or (keys and (is_padding(mask, module) or _of_keys(mask, module)))),
     )
+
+
+def _in_layer(node: ast.AST, module: Module) -> bool:
+    """Elsewhere it is sampling more often than training."""
+    klass = module.klass(node)
+    return klass is not None and is_network(klass, module)
+
+
+def _handed(mask: ast.expr, module: Module) -> bool:
+    """Whether the caller hands in a mask, of which nothing says that it keeps something in every row."""
+    names = [n for n in made_of(mask, module, limit=60) if isinstance(n, ast.Name)]
+    handed = any(has_argument(module.function(n), n.id) and named_mask(n.id) for n in names)
+    return handed and not any(_TRIANGLE.search(w) for w in words(mask, module))
 
 
 def _filled(node: ast.Call | ast.Assign, module: Module) -> tuple[ast.expr, ast.expr, ast.expr] | None:

@@ -104,8 +104,10 @@ def _exponential(part: Division, key: str, loop: ast.AST, module: Module) -> ast
 def _tame(exponent: ast.expr, module: Module) -> bool:
     if shifted(exponent, module):
         return True
-    return any(isinstance(p, ast.Call) and called_last(p, module) in ("clamp", "clip", "clamp_", "tanh", "log_softmax")
-               for p in made_of(exponent, module, limit=100))  # fmt: skip
+    return any(
+        isinstance(p, ast.Call) and called_last(p, module) in ("clamp", "clip", "clamp_", "tanh", "log_softmax")
+        for p in made_of(exponent, module, limit=100)
+    )
 
 
 def _scalings(divisors: list[tuple[ast.expr, Loop]], module: Module) -> Iterator[Found]:

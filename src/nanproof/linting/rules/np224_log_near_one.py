@@ -56,4 +56,5 @@ def negative_loss(logits):
     unless=(reported, constant),
     message=lambda h: f"nothing is left beside the 1 in float32: this is log(0) = -inf once {h.said('p')} rounds to 1",
     help="use logits: logsigmoid(-x), and 2 * (log(2) - x - softplus(-2 * x)) for tanh; or clamp p to 1 - 1e-6",
+    about=lambda h: h.node,
 )

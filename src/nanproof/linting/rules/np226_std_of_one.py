@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ..guards import checked
-from ..matching import Hit, call, not_aside, reported
+from ..matching import Hit, call, not_aside, outside_loss, reported
 from ..names import called_last, key_of
 from ..numerics import boolean, named_mask
 from ..rule import Change, Rule
@@ -79,7 +79,7 @@ def advantages(groups, index, reward):
     match=call("std", "var").of(_whole, _few),
     where=not_aside,
     unless=(reported, _counted),
-    doubt=(lambda h: h.why == "a selection",),
+    doubt=(lambda h: h.why == "a selection" and outside_loss(h),),
     message=lambda h: (
         f"the deviation of {h.said(h.why)} is NaN when it holds one element; an eps added to it does not help"
     ),

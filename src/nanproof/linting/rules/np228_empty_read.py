@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..flow import start
+from ..flow import has_argument, start
 from ..names import key_of
 from ..rule import Change, Found, Rule
 
@@ -24,7 +24,7 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
     if not isinstance(owner, ast.Assign) or len(owner.targets) != 1 or not isinstance(owner.targets[0], ast.Name):
         return
     name, scope = owner.targets[0].id, module.function(node)
-    later = [u for u in _touched(name, scope) if start(u) > start(owner)]
+    later = [u for u in _touched(name, scope) if start(u) > start(owner) and not _of_lambda(u, module)]
     first = min(later, key=start, default=None)
     if first is None or not _reads(first, module) or ("empty" in (module.source(node) or "") and _no_size(node)):
         return
@@ -38,6 +38,11 @@ def check(node: ast.Call, module: Module) -> Iterator[Found]:
 
 def _touched(name: str, scope: ast.AST) -> list[ast.Name]:
     return [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name]
+
+
+def _of_lambda(use: ast.Name, module: Module) -> bool:
+    """An argument of a lambda that has the same name."""
+    return any(isinstance(p, ast.Lambda) and has_argument(p, use.id) for p in module.parents(use))
 
 
 def _reads(use: ast.Name, module: Module) -> bool:

@@ -32,7 +32,10 @@ def _under_if(call: ast.Call, hit: Hit) -> bool:
     for outer in hit.module.parents(call):
         if isinstance(outer, ast.If):
             return call not in [n for s in outer.orelse for n in ast.walk(s)]
-        if isinstance(outer, ast.For | ast.While | ast.FunctionDef):
+        if isinstance(outer, ast.For | ast.While):  # behind `if …: continue`
+            before = [s for s in outer.body if isinstance(s, ast.If) and s.lineno < call.lineno]
+            return any(isinstance(n, ast.Continue) for s in before for n in s.body)
+        if isinstance(outer, ast.FunctionDef):
             return False
     return False
 

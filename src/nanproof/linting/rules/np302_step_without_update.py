@@ -13,7 +13,9 @@ from ..training import is_scaler
 
 def check(node: ast.Call, module: Module) -> Iterator[Found]:
     func = node.func
-    if not isinstance(func, ast.Attribute) or len(node.args) != 1 or not is_scaler(module, func.value):
+    if module.is_test or not isinstance(func, ast.Attribute):
+        return
+    if len(node.args) != 1 or not is_scaler(module, func.value):
         return
     if module.project.scaler_update or any(e.kind == "scaler-update" for way in all_ways(module) for e in way):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ..names import called_last
+from ..names import called_last, word_set
 from ..purpose import aside
 from ..rule import Change, Found, Rule
 from ..source import Module
@@ -15,9 +15,13 @@ from ..weights import dtype_of
 
 _HALF_TINY = 2.0**-25
 """What is smaller than this is 0 in float16; 1 minus it is 1 in float32."""
-_NEAR_ONE = {"log1p", "logit", "atanh", "arctanh", "binary_cross_entropy", "erfinv", "icdf", "ndtri", "acos", "asin",
-             "arccos", "arcsin", "BCELoss"}  # fmt: skip
-_LIGHT = {"sum", "mean", "norm", "abs", "square", "sqrt", "exp", "var", "std", "squeeze", "unsqueeze", "view"}
+_NEAR_ONE = word_set(
+    """log1p logit atanh arctanh binary_cross_entropy erfinv icdf ndtri acos asin arccos arcsin BCELoss"""
+)
+_LIGHT = word_set(
+    """pow matmul softmax sigmoid relu clamp amax transpose reshape sum mean norm abs square sqrt exp var std
+    squeeze unsqueeze view"""
+)
 
 
 def check(node: ast.Module, module: Module) -> Iterator[Found]:
@@ -116,8 +120,8 @@ def _is_one(node: ast.AST) -> bool:
 def _is_half(module: Module, node: ast.AST, depth: int = 3) -> bool:
     """Whether an expression is surely a float16 tensor."""
     if depth and isinstance(node, ast.Name):
-        held = module.value(node)
-        return held is not None and _is_half(module, held, depth - 1)
+        held = module.origins(node)
+        return bool(held) and all(_is_half(module, one, depth - 1) for one in held)
     if isinstance(node, ast.BinOp):
         return any(_is_half(module, s, depth) for s in (node.left, node.right))
     if not isinstance(node, ast.Call):
@@ -157,15 +161,15 @@ RULE = Rule(
     "so `torch.tensor(1.0).clamp(1e-8, 1 - 1e-8)` is 1.0, and `log(1 - p)` of it is −inf.",
     bad="""import torch
 
-def weights(scores):
-    p = scores.half().exp()
-    return p / (p.sum(-1, keepdim=True) + 1e-8)
+def unit(x):
+    x = x.half()
+    return x / (x.norm(dim=-1, keepdim=True) + 1e-8)
 """,
     good="""import torch
 
-def weights(scores):
-    p = scores.float().exp()
-    return p / (p.sum(-1, keepdim=True) + 1e-8)
+def unit(x):
+    x = x.float()
+    return x / (x.norm(dim=-1, keepdim=True) + 1e-8)
 """,
     miss="""def normalize(x, eps=1e-8):  # float16 only when the caller's model is
     return x / (x.norm(dim=-1, keepdim=True) + eps)

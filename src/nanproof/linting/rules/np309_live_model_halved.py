@@ -73,8 +73,11 @@ def _to_save(node: ast.Call, module: Module) -> bool:
 def _restored(node: ast.Call, name: str, module: Module) -> bool:
     """Whether the same function casts it back."""
     scope = module.function(node)
-    return any(written(c.func.value) == name for c in module.calls("float") if isinstance(c.func, ast.Attribute)
-               and module.function(c) is scope)  # fmt: skip
+    return any(
+        written(c.func.value) == name
+        for c in module.calls("float")
+        if isinstance(c.func, ast.Attribute) and module.function(c) is scope
+    )
 
 
 RULE = Rule(

@@ -19,7 +19,7 @@ _EVAL = re.compile(
 )
 _NO_FORWARD = re.compile(
     r"^(state_dict|load_state_dict|parameters|named_parameters|named_modules|modules|children|train|eval|to|cuda|half|float|"
-    r"zero_grad|requires_grad_|save\w*|set_\w+|update\w*|reset\w*|get_\w+|log\w*|register\w*|freeze\w*|unfreeze\w*|no_sync|"
+    r"zero_grad|backward|requires_grad_|save\w*|set_\w+|update\w*|reset\w*|get_\w+|log\w*|register\w*|freeze\w*|unfreeze\w*|no_sync|"
     r"init\w*|load\w*|is_\w+|has_\w+|step|clip\w*|apply|buffers|named_buffers|enable\w*|disable\w*|gradient_checkpointing\w*)$"
 )
 

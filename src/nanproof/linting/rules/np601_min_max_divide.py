@@ -6,8 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..gradients import enclosing
+from ..guards import changed_in_place
 from ..names import last_name
-from ..purpose import trains
+from ..purpose import only_logged, trains
 from ..rule import Found, Rule
 from ..source import Module
 from ..training import calls_in, in_tests, keyword, read_in
@@ -44,6 +46,8 @@ def check(node: ast.BinOp, module: Module) -> Iterator[Found]:
         return
     if not _per_sample(module, node, range_) or _guarded(module, node, range_) or _made_of_range(module, low):
         return
+    if module.under_no_grad(node) and only_logged(node, module):
+        return  # a picture for the log
     what = module.source(low)
     yield Found(
         node=node,
@@ -87,7 +91,7 @@ def _per_sample(module: Module, node: ast.AST, range_: ast.BinOp) -> bool:
     if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     klass = module.klass(scope)
-    if _SHOWN.search(scope.name) or (klass is not None and _SHOWN.search(klass.name)):
+    if any(_SHOWN.search(f.name) for f in enclosing(node, module)) or (klass is not None and _SHOWN.search(klass.name)):
         return False
     text = module.source(scope)
     if "255" in text or "imshow" in text or "uint8" in text:
@@ -101,7 +105,9 @@ def _per_sample(module: Module, node: ast.AST, range_: ast.BinOp) -> bool:
 
 def _of_rows(module: Module, range_: ast.BinOp) -> bool:
     ends = [_resolved(module, range_.left), _resolved(module, range_.right)]
-    return any(keyword(c, "dim", "axis") is not None for end in ends for c in calls_in(end))
+    calls = [c for end in ends for c in calls_in(end)]
+    given = {len(c.args) - (module.called(c) != "") for c in calls if last_name(c) in ("amin", "amax", "max", "min")}
+    return any(keyword(c, "dim", "axis") is not None for c in calls) or bool(given - {0})
 
 
 def _prepares(module: Module, call: ast.Call) -> bool:
@@ -115,6 +121,8 @@ def _guarded(module: Module, node: ast.BinOp, range_: ast.expr) -> bool:
     """Whether a condition in the function looks at the range or its ends."""
     names = {n.id for part in (node.right, range_) for n in ast.walk(part) if isinstance(n, ast.Name)}
     ends = {n for n in names if n not in read_in(node.left) or n in _END_NAMES}
+    if isinstance(node.right, ast.Name) and changed_in_place(node.right, module):
+        return True
     scope = module.function(node)
     for test in ast.walk(scope):
         condition = test.test if isinstance(test, ast.If | ast.IfExp | ast.Assert | ast.While) else None

@@ -26,7 +26,18 @@ from . import (
 )
 
 GRAMMARS: tuple[Grammar, ...] = (
-    *megatron.GRAMMARS, *deepspeed.GRAMMARS, *fairseq.GRAMMARS, *nanogpt.GRAMMARS, *openmmlab.GRAMMARS,
-    *detectron.GRAMMARS, *timm.GRAMMARS, *lightning.GRAMMARS, *keras.GRAMMARS, *olmo.GRAMMARS, *restoration.GRAMMARS,
-    *espnet.GRAMMARS, *examples.GRAMMARS, *plugins("grammars", Grammar),
-)  # fmt: skip
+    *megatron.GRAMMARS,
+    *deepspeed.GRAMMARS,
+    *fairseq.GRAMMARS,
+    *nanogpt.GRAMMARS,
+    *openmmlab.GRAMMARS,
+    *detectron.GRAMMARS,
+    *timm.GRAMMARS,
+    *lightning.GRAMMARS,
+    *keras.GRAMMARS,
+    *olmo.GRAMMARS,
+    *restoration.GRAMMARS,
+    *espnet.GRAMMARS,
+    *examples.GRAMMARS,
+    *plugins("grammars", Grammar),
+)

@@ -9,10 +9,11 @@ whole epoch stay in the bar long after; they count once.
 
 from __future__ import annotations
 
+import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..grammar import Reading, read_pairs
+from ..grammar import Layout, Reading, Slot, find_pairs
 from ..names import meaning
 
 if TYPE_CHECKING:
@@ -31,6 +32,17 @@ _SIZES = {ord("k"): 10**3, ord("M"): 10**6, ord("G"): 10**9, ord("T"): 10**12}
 _KEPT = frozenset({"loss", "component", "grad_norm", "lr", "loss_scale", "eval"})
 
 
+class Bar(NamedTuple):
+    """Where the numbers of a bar stand."""
+
+    n: Slot
+    of: Slot | None
+    head: Layout
+    """What stands before the bar."""
+    found: Layout
+    """What stands in its brackets."""
+
+
 class Bars:
     """Reads bars, and remembers where the bar of training stands."""
 
@@ -41,6 +53,10 @@ class Bars:
         self._before: tuple[int, int | None] | None = None
         self._seen: dict[str, tuple[int, float]] = {}
         self._epochs_from: int | None = None
+        self.drawn: Bar | None = None
+        """The bar of the piece that was taken last, if it was one bar that says something."""
+        self.nonfinite = False
+        """Whether a value of the last bar is NaN or Inf, be it new or drawn again."""
 
     def known(self) -> int | None:
         """Where the bar of training stands: the one that follows records, or else the last bare one before."""
@@ -55,12 +71,14 @@ class Bars:
 
     def take(self, piece: bytes) -> bytes:
         """What is left of a piece when its bars are taken out; the piece itself if it has none."""
+        self.drawn = None
         if b"%|" not in piece and b"it [" not in piece:
             return piece
-        rest = b""
+        rest, whole = b"", True
         while (match := _BAR.search(piece) or _OPEN.search(piece)) is not None:
             before, piece = piece[: match.start()], piece[match.end() :]
             rest += self._take_one(match, before)
+            whole, self.drawn = False, self.drawn if whole else None
         return rest + piece
 
     def _take_one(self, match: re.Match[bytes], before: bytes) -> bytes:
@@ -74,12 +92,20 @@ class Bars:
             return before
         if _OTHER_WORK.search(before):
             return b""
-        head = read_pairs(before)
-        if not self._place(n, of, head, read_pairs(_CLOCK.sub(b"", match["inner"], count=1))) and head.values:
+        head, inner = find_pairs(before), match["inner"]
+        clock = _CLOCK.match(inner)
+        skipped = clock.end() if clock is not None else 0
+        found = find_pairs(inner[skipped:], match.start("inner") + skipped)
+        total = Slot(*match.span("of")) if of is not None else None
+        text = match.string
+        if not self.place(n, of, head.read_line(text), found.read_line(text)) and head.values:
             self._desk.learn(before)  # names that mean nothing here: a NaN among their numbers counts
+        else:
+            self.drawn = Bar(Slot(*match.span("n")), total, head, found)
         return b""
 
-    def _place(self, n: int, of: int | None, head: Reading, found: Reading) -> bool:
+    def place(self, n: int, of: int | None, head: Reading, found: Reading) -> bool:
+        """Take what a bar says; false if that is no more than how far it is."""
         step, epoch = n, head.epoch
         if epoch is not None and of is not None:  # the bar counts within an epoch
             if self._epochs_from is None:
@@ -95,6 +121,7 @@ class Bars:
         elif not head.values and not found.values and epoch is None:
             self._before = (step, of)
         values = {k: v for k, v in {**head.values, **found.values}.items() if meaning(k).role in _KEPT}
+        self.nonfinite = not all(map(math.isfinite, values.values()))
         fresh = {k: v for k, v in values.items() if self._is_new(k, step, v)}
         if fresh:
             self._desk.emit(Reading(fresh, step, of, epoch))

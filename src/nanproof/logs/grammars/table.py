@@ -35,10 +35,15 @@ class Tables:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._heads: list[str] = []
+        self.heads: list[str] = []
         self._gaps = _GAPS
-        self._below: dict[str, float] = {}
+        self.below: dict[str, float] = {}
         self._section = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether rows of a table that goes downwards wait for its end."""
+        return bool(self.below or self._section)
 
     def take(self, piece: bytes) -> bool:
         """Whether a line belongs to a table."""
@@ -51,7 +56,7 @@ class Tables:
         if len(cells) in (1, 2):
             return self._take_down(cells)
         self._end()
-        if self._heads and (first.isdigit() or first == b"|") and self.take_row(text):
+        if self.heads and (first.isdigit() or first == b"|") and self.take_row(text):
             return True
         if b":" in text or b"=" in text or _HEADING.search(text) is None:
             return False
@@ -59,15 +64,15 @@ class Tables:
 
     def take_row(self, piece: bytes, inside: int | None = None, length: int | None = None) -> bool:
         """Whether a line is a row below the heading; a bar behind it tells how far within the epoch it stands."""
-        if not self._heads:
+        if not self.heads:
             return False
         cells = self._gaps.split(piece.strip(b" |\t:"))
-        if len(cells) == len(self._heads) + 1 and cells[0].isdigit():  # the index of a pandas frame
+        if len(cells) == len(self.heads) + 1 and cells[0].isdigit():  # the index of a pandas frame
             cells = cells[1:]
-        labeled = self._heads[0].lower() == "name"  # DI-engine labels its rows
-        if len(cells) != len(self._heads) or not all(_is_cell(c) for c in cells[labeled:]):
+        labeled = self.heads[0].lower() == "name"  # DI-engine labels its rows
+        if len(cells) != len(self.heads) or not all(_is_cell(c) for c in cells[labeled:]):
             return False
-        row = dict(zip(self._heads, cells, strict=True))
+        row = dict(zip(self.heads, cells, strict=True))
         step_key, epoch_key = pick(row, (*STEP_KEYS, "#")), pick(row, (*EPOCH_KEYS, "e"))
         step, last = read_step(row[step_key].decode()) if step_key else (None, None)
         epoch = read_step(row[epoch_key].decode())[0] if epoch_key else None
@@ -96,7 +101,7 @@ class Tables:
             return False
         # the short names of YOLOv5 mean losses in its own table only
         self._gaps = _GAPS
-        self._heads = [f"{n}_loss" if yolo and n.lower() in _SHORT else n for n in names]
+        self.heads = [f"{n}_loss" if yolo and n.lower() in _SHORT else n for n in names]
         return True
 
     def _take_narrow(self, text: bytes) -> bool:
@@ -117,12 +122,12 @@ class Tables:
         number = numbers.parse(value)
         if number is None:
             return False
-        if len(self._below) < 500:
-            self._below[self._section + name.decode()] = number
+        if len(self.below) < 500:
+            self.below[self._section + name.decode()] = number
         return True
 
     def _end(self) -> None:
-        below, self._below, self._section = self._below, {}, ""
+        below, self.below, self._section = self.below, {}, ""
         if below:
             key = pick(below, STEP_KEYS) or next((k for k in below if k.endswith("total_timesteps")), None)
             step = numbers.whole(below.pop(key)) if key else None

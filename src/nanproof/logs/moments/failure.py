@@ -21,6 +21,8 @@ _MASKED = (
     "loss 0.0 with grad_norm 0.0 from {place} on ({count}): nothing in the batch counts, as when all labels are masked"
 )
 _ZERO = "loss is exactly 0.0 from {place} on ({count}); older Trainers print 0.0 for NaN"
+TINY = 5e-3
+"""Below this a loss may well be printed as 0."""
 METRICS = 20
 """How many columns that are neither losses nor norms are told about."""
 
@@ -62,7 +64,8 @@ def _nonfinite(series: Series, column: Column) -> Moment | None:
         word = word if len(nonfinite_kinds(column.values[bad])) == 1 else "not finite"
         text = f"{column.name} is {word} at {many(count, 'point')} ({series.unit}s {some}) and finite between"
     elif stretches > 1:
-        text = f"{column.name} is {word} first at {at(series, step)}, {many(stretches, 'time')} in all, and at the end"
+        share = f"{count:,} of {column.total:,} points"
+        text = f"{column.name} is {word} at {share}, first at {at(series, step)}, and at the end"
     elif bad[-1]:
         text = f"{column.name} is {word} since {at(series, step)}"
     else:
@@ -77,9 +80,15 @@ def _nonfinite(series: Series, column: Column) -> Moment | None:
     if numbers.get("lr") == 0.0:
         text += "; the learning rate was 0"
     return Moment(
-        kind="nonfinite", step=step, row=int(column.rows[first]), text=text, until=int(column.steps[last]),
-        column=column.name, value=float(column.values[first]), numbers=numbers,
-    )  # fmt: skip
+        kind="nonfinite",
+        step=step,
+        row=int(column.rows[first]),
+        text=text,
+        until=int(column.steps[last]),
+        column=column.name,
+        value=float(column.values[first]),
+        numbers=numbers,
+    )
 
 
 def _rate_at(series: Series, column: Column, index: int) -> list[float]:
@@ -116,7 +125,8 @@ def find_zeros(series: Series) -> list[Moment]:
 def _bare_zeros(series: Series, loss: Column, zero: NDArray[np.bool_]) -> list[Moment]:
     """Where no norm tells more, zeros are worth a word when they come in a row, to the end, after a loss above."""
     tail = len(zero) if zero.all() else int(np.argmin(zero[::-1]))
-    if tail < 2 or (tail < len(zero) and float(np.median(loss.values[~zero])) < 0.1):
+    above = loss.values[~zero]
+    if tail < 2 or (len(above) and float(np.median(above)) < 0.1 and (tail < 3 or above[-20:].min() < TINY)):
         return []
     mask = np.arange(len(zero)) >= len(zero) - tail
     found = _zeros(series, loss, mask, "zero-loss", _ZERO, loss.values)
@@ -128,9 +138,15 @@ def _zeros(series: Series, loss: Column, mask: NDArray[np.bool_], kind: MomentKi
     step, count = int(loss.steps[first]), int(mask.sum())
     words = text.format(word=show(float(norms[first])), place=at(series, step), count=many(count, "point"))
     return Moment(
-        kind=kind, step=step, row=int(loss.rows[first]), text=words,
-        until=int(loss.steps[np.flatnonzero(mask)[-1]]), column=loss.name, value=0.0, numbers={"count": float(count)},
-    )  # fmt: skip
+        kind=kind,
+        step=step,
+        row=int(loss.rows[first]),
+        text=words,
+        until=int(loss.steps[np.flatnonzero(mask)[-1]]),
+        column=loss.name,
+        value=0.0,
+        numbers={"count": float(count)},
+    )
 
 
 def find_dead(series: Series) -> list[Moment]:
@@ -173,9 +189,15 @@ def _dead(series: Series, column: Column, index: int) -> Moment | None:
         numbers["seconds"] = seconds
         text += f", {seconds / 3600:.1f} hours" if seconds >= 3600 else f", {seconds / 60:.0f} minutes"
     return Moment(
-        kind="dead", step=began, until=last, row=int(rows[first]), text=text, column=column.name,
-        value=float(column.values[mine][-1]), numbers=numbers,
-    )  # fmt: skip
+        kind="dead",
+        step=began,
+        until=last,
+        row=int(rows[first]),
+        text=text,
+        column=column.name,
+        value=float(column.values[mine][-1]),
+        numbers=numbers,
+    )
 
 
 def _seconds(series: Series, first_row: int, last_row: int) -> float:

@@ -12,9 +12,34 @@ from .moment import Moment, at, many, show
 POINTS, FEW = 20, 10
 """With fewer points a loss may well look flat, unless it hardly moves at all."""
 CHANCES = (
-    2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50, 80, 91, 100, 150, 200, 256, 365, 400, 1000, 1024, 21841, 30522, 32000, 50257,
-    50304, 128256,
-)  # fmt: skip
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    20,
+    50,
+    80,
+    91,
+    100,
+    150,
+    200,
+    256,
+    365,
+    400,
+    1000,
+    1024,
+    21841,
+    30522,
+    32000,
+    50257,
+    50304,
+    128256,
+)
 """Numbers of classes and words that are common; the chance level is their logarithm."""
 
 
@@ -45,10 +70,16 @@ def _flat(series: Series) -> list[Moment]:
         numbers["classes"] = float(classes)
     return [
         Moment(
-            kind="flat" if classes is None else "chance", step=int(good.steps[0]), until=int(good.steps[-1]),
-            row=int(good.rows[0]), text=text, column=loss.name, value=level, numbers=numbers,
+            kind="flat" if classes is None else "chance",
+            step=int(good.steps[0]),
+            until=int(good.steps[-1]),
+            row=int(good.rows[0]),
+            text=text,
+            column=loss.name,
+            value=level,
+            numbers=numbers,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _negative(series: Series) -> list[Moment]:
@@ -65,10 +96,15 @@ def _negative(series: Series) -> list[Moment]:
         text = f"{column.name} is negative from {at(series, step)} on, {show(lowest)} at the lowest"
         found.append(
             Moment(
-                kind="negative-loss", step=step, row=int(column.rows[below[0]]), text=text, column=column.name,
-                value=float(column.values[below[0]]), numbers={"lowest": lowest, "count": float(len(below))},
+                kind="negative-loss",
+                step=step,
+                row=int(column.rows[below[0]]),
+                text=text,
+                column=column.name,
+                value=float(column.values[below[0]]),
+                numbers={"lowest": lowest, "count": float(len(below))},
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -81,12 +117,42 @@ def _bottomless(column: Column) -> bool:
     return len(values) >= 3 and float(values[-1]) < min(BOTTOM, 3 * float(values[0]))
 
 
+def _doubled(series: Series, good: Column) -> list[Moment]:
+    """A loss of few points that ends at twice its lowest or more, where that of the evaluation does the same."""
+
+    def doubles(column: Column) -> bool:
+        values = column.values[~column.bad]
+        return len(values) >= 2 and 0 < 2 * float(values[:-1].min()) < float(values[-1])
+
+    if not doubles(good) or not any("loss" in c.name.lower() and doubles(c) for c in series.evals):
+        return []
+    low, end = int(np.argmin(good.values[:-1])), float(good.values[-1])
+    lowest, step = float(good.values[low]), int(good.steps[low])
+    text = (
+        f"the loss rises from {show(lowest)} at {at(series, step)} to {show(end)}, and so does that of the evaluation"
+    )
+    return [
+        Moment(
+            kind="divergence",
+            step=step,
+            until=int(good.steps[-1]),
+            row=int(good.rows[low]),
+            text=text,
+            column=good.name,
+            value=end,
+            numbers={"lowest": lowest, "ratio": end / lowest},
+        )
+    ]
+
+
 def _divergence(series: Series) -> list[Moment]:
     """A loss that has fallen and then rises again, slowly, to the end."""
     loss = series.loss
     if loss is None:
         return []
     good = loss.only(~loss.bad & (loss.values != 0.0))
+    if len(good) < FEW:
+        return _doubled(series, good)
     if len(good) < POINTS:
         return []
     parts = np.array_split(np.arange(len(good)), min(20, len(good) // 5))
@@ -102,8 +168,13 @@ def _divergence(series: Series) -> list[Moment]:
     text = f"the loss rises again from {show(float(smooth[low]))} at {at(series, step)} to {show(float(smooth[-1]))}"
     return [
         Moment(
-            kind="divergence", step=step, until=int(good.steps[-1]), row=int(good.rows[parts[low][-1]]), text=text,
-            column=loss.name, value=float(smooth[-1]),
+            kind="divergence",
+            step=step,
+            until=int(good.steps[-1]),
+            row=int(good.rows[parts[low][-1]]),
+            text=text,
+            column=loss.name,
+            value=float(smooth[-1]),
             numbers={"lowest": float(smooth[low]), "ratio": float(smooth[-1] / smooth[low])},
         )
-    ]  # fmt: skip
+    ]

@@ -10,11 +10,36 @@ from typing import Literal
 from ..series import Series
 
 MomentKind = Literal[
-    "nonfinite", "hidden-nan", "zero-loss", "masked-loss", "dead", "growth", "spike", "divergence", "flat", "chance",
-    "negative-loss", "lr-negative", "lr-jump", "lr-frozen", "resume", "skipped", "nan-iterations", "overflow",
-    "scale-search", "scale-fall", "scale-collapse", "message", "exception", "stop", "rollback", "hardware",
-    "incident", "warning", "finished",
-]  # fmt: skip
+    "nonfinite",
+    "hidden-nan",
+    "zero-loss",
+    "masked-loss",
+    "dead",
+    "growth",
+    "spike",
+    "divergence",
+    "flat",
+    "chance",
+    "negative-loss",
+    "lr-negative",
+    "lr-jump",
+    "lr-frozen",
+    "resume",
+    "skipped",
+    "nan-iterations",
+    "overflow",
+    "scale-search",
+    "scale-fall",
+    "scale-collapse",
+    "message",
+    "exception",
+    "stop",
+    "rollback",
+    "hardware",
+    "incident",
+    "warning",
+    "finished",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,11 +38,16 @@ def find_jumps(series: Series) -> list[Moment]:
             numbers["ratio"] = after / before
         found.append(
             Moment(
-                kind="lr-jump", step=step, row=int(good.rows[i + 1]), text=text + (", at a resume" if resumed else ""),
-                column=rate.name, value=after, benign=warming or (after < before and not resumed),
+                kind="lr-jump",
+                step=step,
+                row=int(good.rows[i + 1]),
+                text=text + (", at a resume" if resumed else ""),
+                column=rate.name,
+                value=after,
+                benign=warming or (after < before and not resumed),
                 numbers=numbers,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -55,10 +60,15 @@ def find_negative(series: Series) -> list[Moment]:
             text = f"the learning rate is negative from {at(series, step)} on ({show(lowest)} at the lowest)"
             return [
                 Moment(
-                    kind="lr-negative", step=step, row=int(rate.rows[below[0]]), text=text, column=rate.name,
-                    value=lowest, numbers={"lowest": lowest},
+                    kind="lr-negative",
+                    step=step,
+                    row=int(rate.rows[below[0]]),
+                    text=text,
+                    column=rate.name,
+                    value=lowest,
+                    numbers={"lowest": lowest},
                 )
-            ]  # fmt: skip
+            ]
     return []
 
 
@@ -108,10 +118,16 @@ def find_frozen(series: Series) -> list[Moment]:
         text += " while the schedule moves: the steps between were skipped"
         found.append(
             Moment(
-                kind="lr-frozen", step=first, until=last, row=int(good.rows[start + 1]), text=text, column=rate.name,
-                value=float(good.values[start]), numbers={"points": float(end - start)},
+                kind="lr-frozen",
+                step=first,
+                until=last,
+                row=int(good.rows[start + 1]),
+                text=text,
+                column=rate.name,
+                value=float(good.values[start]),
+                numbers={"points": float(end - start)},
             )
-        )  # fmt: skip
+        )
     return found if len(found) <= 3 else [_together(series, found)]
 
 

@@ -21,7 +21,7 @@ def find_scale(series: Series) -> list[Moment]:
     found = []
     rises = np.flatnonzero(np.diff(good.values) > 0) + 1
     first_rise = int(rises[0]) if len(rises) else len(good)
-    early = _early(series, good.rows)
+    early = _early(series, good.rows) & (falls[0] <= max(3, len(good) // 4))
     search = [i for i in falls.tolist() if i < first_rise and early[i]]
     if search:
         found.append(_fall(series, good, search, "scale-collapse" if _sinks(series, good, search) else "scale-search"))
@@ -70,10 +70,16 @@ def _fall(series: Series, good: Column, places: list[int], kind: MomentKind) -> 
         "scale-collapse": f"the loss scale collapses {fall} ({where}, {falls})",
     }
     return Moment(
-        kind=kind, step=int(good.steps[first]), until=int(good.steps[last]), row=int(good.rows[first]),
-        text=texts[kind], column=good.name, value=lowest, benign=kind != "scale-collapse",
+        kind=kind,
+        step=int(good.steps[first]),
+        until=int(good.steps[last]),
+        row=int(good.rows[first]),
+        text=texts[kind],
+        column=good.name,
+        value=lowest,
+        benign=kind != "scale-collapse",
         numbers={"before": before, "lowest": lowest, "falls": float(len(places))},
-    )  # fmt: skip
+    )
 
 
 def find_skips(series: Series) -> list[Moment]:
@@ -98,11 +104,17 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
     first, last = int(good.steps[more[0]]), int(good.steps[more[-1]])
     return [
         Moment(
-            kind=kind, step=first, until=last, row=int(good.rows[more[0]]), column=column.name, value=float(total),
-            text=f"{many(total, 'step')} {words} ({span(series, first, last)})", benign=kind == "skipped",
+            kind=kind,
+            step=first,
+            until=last,
+            row=int(good.rows[more[0]]),
+            column=column.name,
+            value=float(total),
+            text=f"{many(total, 'step')} {words} ({span(series, first, last)})",
+            benign=kind == "skipped",
             numbers={"count": float(total)},
         )
-    ]  # fmt: skip
+    ]
 
 
 def _told(series: Series) -> list[Moment]:
@@ -121,8 +133,14 @@ def _told(series: Series) -> list[Moment]:
         text = f"the log reports {many(count, word)} ({span(series, min(steps), max(steps))})"
         found.append(
             Moment(
-                kind=moment, step=steps[0], until=max(steps), row=events[0].row, text=text, line=events[0].line,
-                benign=True, numbers={"count": float(count)},
+                kind=moment,
+                step=steps[0],
+                until=max(steps),
+                row=events[0].row,
+                text=text,
+                line=events[0].line,
+                benign=True,
+                numbers={"count": float(count)},
             )
-        )  # fmt: skip
+        )
     return found

@@ -71,9 +71,16 @@ def _spike(
         numbers["level"] = level
         text += f" and does not come back: {show(level)} at the end"
     return Moment(
-        kind="spike", step=step, until=int(good.steps[min(start + length, len(good) - 1)]), row=int(good.rows[start]),
-        text=text, column=column.name, value=top, benign=recovered, numbers=numbers,
-    )  # fmt: skip
+        kind="spike",
+        step=step,
+        until=int(good.steps[min(start + length, len(good) - 1)]),
+        row=int(good.rows[start]),
+        text=text,
+        column=column.name,
+        value=top,
+        benign=recovered,
+        numbers=numbers,
+    )
 
 
 def _before(values: Floats) -> tuple[Floats, Floats]:
@@ -143,8 +150,12 @@ def _growth(series: Series, column: Column, broke: int | None) -> Moment | None:
     rising = many(points, "point")
     end = "before it broke" if broke is not None else "and never came back"
     return Moment(
-        kind="growth", step=int(mine.steps[start]), until=int(mine.steps[-1]), row=int(mine.rows[start]),
-        text=f"{column.name} grew from {show(base)} to {show(last)} over {rising} {end}", column=column.name,
+        kind="growth",
+        step=int(mine.steps[start]),
+        until=int(mine.steps[-1]),
+        row=int(mine.rows[start]),
+        text=f"{column.name} grew from {show(base)} to {show(last)} over {rising} {end}",
+        column=column.name,
         value=last,
         numbers={"before": base, "ratio": last / base, "points": float(points), "end": float(broke is None)},
-    )  # fmt: skip
+    )

@@ -6,13 +6,19 @@ import dataclasses
 
 import numpy as np
 
-from ..series import Column, EventKind, Series
+from ..messages import OUTSIDE
+from ..series import Column, Event, EventKind, Series
 from .moment import Moment, MomentKind, at, many, show
 
 _KINDS: dict[EventKind, MomentKind] = {
-    "nan": "message", "exception": "exception", "stop": "stop", "rollback": "rollback", "hardware": "hardware",
-    "incident": "incident", "finished": "finished",
-}  # fmt: skip
+    "nan": "message",
+    "exception": "exception",
+    "stop": "stop",
+    "rollback": "rollback",
+    "hardware": "hardware",
+    "incident": "incident",
+    "finished": "finished",
+}
 
 
 def find_words(series: Series) -> list[Moment]:
@@ -27,10 +33,20 @@ def find_words(series: Series) -> list[Moment]:
         counts[key] = counts.get(key, 0) + 1
         if key not in found:
             found[key] = Moment(
-                kind=kind, step=event.step or 0, row=event.row, text=event.text, name=event.name, line=event.line,
+                kind=kind,
+                step=event.step or 0,
+                row=event.row,
+                text=event.text,
+                name=event.name,
+                line=event.line,
                 benign=kind == "finished",
-            )  # fmt: skip
+            )
     return [_counted(moment, counts[key]) for key, moment in found.items()]
+
+
+def find_outside(series: Series) -> Event | None:
+    """What ended the run from outside, after its last row."""
+    return next((e for e in series.events if e.name in OUTSIDE and e.row >= series.rows), None)
 
 
 def _counted(moment: Moment, count: int) -> Moment:

@@ -27,9 +27,11 @@ POLL = 0.5
 
 Tell = Callable[[str], None]
 _OURS = {
-    "python": [sys.executable], "python3": [sys.executable], "nanproof": [sys.executable, "-m", "nanproof"],
+    "python": [sys.executable],
+    "python3": [sys.executable],
+    "nanproof": [sys.executable, "-m", "nanproof"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-}  # fmt: skip
+}
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ON_DEATH = 1  # prctl: the signal for when the parent dies
 
@@ -70,9 +72,15 @@ def attempt(
     with files.output_file(run_dir / OUTPUT) as output:
         try:
             process = subprocess.Popen(
-                words, cwd=plan.folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=_end_with_parent if _LIBC is not None else None,
-            )  # fmt: skip
+                words,
+                cwd=plan.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_end_with_parent if _LIBC is not None else None,
+            )
         except OSError as error:
             raise UsageError(
                 f"stage {stage.name!r} cannot start {words[0]!r}: {error.strerror}", hint="check command:"

@@ -98,9 +98,13 @@ def _stage(plan: Plan, stage: Stage, result: Result, tell: Tell) -> Result:
         gates = judge(stage, ended.series, ended.incidents, ended.complaint)
         passed = all(g.open for g in gates)
         one = StageResult(
-            name=stage.name, attempt=done + number + 1, passed=passed, run_dir=str(run_dir), setting={**setting, **env},
+            name=stage.name,
+            attempt=done + number + 1,
+            passed=passed,
+            run_dir=str(run_dir),
+            setting={**setting, **env},
             gates=gates,
-        )  # fmt: skip
+        )
         result = Result(plan=result.plan, digest=result.digest, stages=(*result.stages, one), total=result.total)
         files.write_atomic(plan.out / STATE, json.dumps(to_json(result), indent=2))
         if passed:

@@ -47,9 +47,13 @@ def load_plan(path: str | Path, out: str | Path | None = None) -> Plan:
     name = str(top.get("name", file.stem))
     folder = file.absolute().parent
     plan = Plan(
-        name=name, stages=tuple(_stage(s, i) for i, s in enumerate(stages)), folder=folder, style=style,
-        out=Path(out) if out else folder / str(top.get("out", f"runs/{name}")), digest=hashlib.sha256(raw).hexdigest(),
-    )  # fmt: skip
+        name=name,
+        stages=tuple(_stage(s, i) for i, s in enumerate(stages)),
+        folder=folder,
+        style=style,
+        out=Path(out) if out else folder / str(top.get("out", f"runs/{name}")),
+        digest=hashlib.sha256(raw).hexdigest(),
+    )
     names = [s.name for s in plan.stages]
     if len(set(names)) < len(names):
         raise UsageError("two stages have the same name", hint="give each its own")
@@ -64,12 +68,16 @@ def _stage(data: Any, number: int) -> Stage:
         raise UsageError(f"{where} has no command", hint="write command: python train.py …")
     steps = _number(given.get("steps"), f"steps of {where}", int, lowest=1)
     return Stage(
-        name=str(given.get("name", f"stage {number + 1}")), command=given["command"],
-        env=_words(given.get("env"), f"env of {where}"), set=_words(given.get("set"), f"set of {where}"), steps=steps,
+        name=str(given.get("name", f"stage {number + 1}")),
+        command=given["command"],
+        env=_words(given.get("env"), f"env of {where}"),
+        set=_words(given.get("set"), f"set of {where}"),
+        steps=steps,
         minutes=_number(given.get("minutes", 60.0), f"minutes of {where}", float, lowest=1e-3) or 60.0,
-        log=str(given.get("log", "{run_dir}")), gates=_gates(given.get("gates"), where, steps),
+        log=str(given.get("log", "{run_dir}")),
+        gates=_gates(given.get("gates"), where, steps),
         on_fail=_fallback(given.get("on_fail"), where),
-    )  # fmt: skip
+    )
 
 
 def _gates(data: Any, where: str, steps: int | None) -> Gates:
@@ -90,10 +98,12 @@ def _gates(data: Any, where: str, steps: int | None) -> Gates:
             )
         band = (low, high)
     return Gates(
-        incidents=_number(given.get("incidents", 0), f"incidents of {where}", int, lowest=0), loss=loss,
-        loss_below=_target(given.get("loss_below"), where, steps), grad_norm=band,
+        incidents=_number(given.get("incidents", 0), f"incidents of {where}", int, lowest=0),
+        loss=loss,
+        loss_below=_target(given.get("loss_below"), where, steps),
+        grad_norm=band,
         watch=_limits(given.get("watch"), where),
-    )  # fmt: skip
+    )
 
 
 def _target(data: Any, where: str, steps: int | None) -> Target | None:
@@ -138,7 +148,7 @@ def _fallback(data: Any, where: str) -> Fallback | None:
         set=_words(given.get("set"), f"on_fail.set of {where}"),
         env=_words(given.get("env"), f"on_fail.env of {where}"),
         retry=_number(given.get("retry", 1), f"retry of {where}", int, lowest=1) or 1,
-    )  # fmt: skip
+    )
 
 
 def _keys(data: Any, where: str, known: set[str]) -> Mapping[str, Any]:

@@ -19,16 +19,28 @@ FILES = 200  # of a project that are read
 LARGEST = 1 << 20  # bytes of one of them
 _RATE = re.compile(r"(?:--)?((?:base|max|peak|init)?[-_]?(?:lr|learning[-_]?rate))", re.I)
 _SHARED = {
-    "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel", "FSDP", "init_process_group",
-    "init_device_mesh", "Accelerator", "Fabric", "deepspeed", "LOCAL_RANK",
-}  # fmt: skip
+    "DistributedDataParallel",
+    "DDP",
+    "fully_shard",
+    "FullyShardedDataParallel",
+    "FSDP",
+    "init_process_group",
+    "init_device_mesh",
+    "Accelerator",
+    "Fabric",
+    "deepspeed",
+    "LOCAL_RANK",
+}
+_JOINS = {"init_process_group", "init_device_mesh", "deepspeed"}
 _TRAINERS = ("transformers", "trl", "lightning", "pytorch_lightning", "composer", "torchtitan")
 _SPAWNS = {"mp.spawn", "multiprocessing.spawn", "start_processes", "notebook_launcher", "TorchTrainer"}
 _DATACLASSES = {"HfArgumentParser", "tyro", "simple_parsing", "fire"}  # fields and parameters are options
 _DOTTED = {"hydra", "from_cli", "from_dotlist"}
 _SUMS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
-}  # fmt: skip
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,8 @@ class Script:
 
     parallel: bool
     """Whether several processes would share an update."""
+    joins: bool
+    """Whether it joins a process group itself: that needs a launcher's variables, also for one process."""
     spawns: bool
     """Whether it starts them itself."""
     style: Literal["dotted", "flags"]
@@ -65,9 +79,13 @@ def read_script(text: str, path: Path) -> Script:
     if rate is None:
         rate = next((v for place, _ in configs for _, v in _rates_in(place, "")), own)
     return Script(
-        parallel=bool(words & _SHARED) or any(map(_is_trainer, nodes)), spawns=bool(words & _SPAWNS),
-        style=style if key is not None else "dotted", key=key, rate=rate,
-    )  # fmt: skip
+        parallel=bool(words & _SHARED) or any(map(_is_trainer, nodes)),
+        joins=bool(words & _JOINS),
+        spawns=bool(words & _SPAWNS),
+        style=style if key is not None else "dotted",
+        key=key,
+        rate=rate,
+    )
 
 
 def _trees(text: str, path: Path) -> Iterator[ast.Module]:
@@ -122,9 +140,11 @@ def _is_trainer(node: ast.AST) -> bool:
         return library and any(alias.name.endswith("Trainer") for alias in node.names)
     short = ("L", "pl", *_TRAINERS)
     return (
-        isinstance(node, ast.Attribute) and node.attr.endswith("Trainer")
-        and isinstance(node.value, ast.Name) and node.value.id in short
-    )  # fmt: skip
+        isinstance(node, ast.Attribute)
+        and node.attr.endswith("Trainer")
+        and isinstance(node.value, ast.Name)
+        and node.value.id in short
+    )
 
 
 def _constants(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:

@@ -43,7 +43,7 @@ def first_plan(folder: Path, script: str | None = None, processes: int = 2) -> s
         "stages:",
     ]
     for stage, count, steps, minutes in stages:
-        many = f"--nproc {count} " if count > 1 else ""
+        many = f"--nproc {count} " if count > 1 or (found.joins and not found.spawns) else ""
         lines += [
             f"  - name: {stage}",
             f"    command: nanproof run --run-dir {{run_dir}} {many}{shlex.quote(script)}",

@@ -186,6 +186,17 @@ def not_seen(t: Trial) -> Check | None:
 
 
 CHECKS: tuple[Callable[[Trial], Check | None], ...] = (
-    parameters_finite, loss_finite, loss_at_chance, gradients_finite, gradients_reach, norms_in_band, loss_falls,
-    parameters_move, effective_precision, headroom, watched, all_steps, not_seen,
-)  # fmt: skip
+    parameters_finite,
+    loss_finite,
+    loss_at_chance,
+    gradients_finite,
+    gradients_reach,
+    norms_in_band,
+    loss_falls,
+    parameters_move,
+    effective_precision,
+    headroom,
+    watched,
+    all_steps,
+    not_seen,
+)

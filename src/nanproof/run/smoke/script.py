@@ -53,9 +53,11 @@ def smoke_program(
         report(found[0], outcome)
 
     options = Options(
-        run_dir=folder, run_dir_given=run_dir is not None,
-        policy_changes={"spikes": "observe", "snapshot_every": None}, guard={},
-    )  # fmt: skip
+        run_dir=folder,
+        run_dir_given=run_dir is not None,
+        policy_changes={"spikes": "observe", "snapshot_every": None},
+        guard={},
+    )
     with kept:
         run_program(program, options, report=judged, begin=begin)
     if not found:

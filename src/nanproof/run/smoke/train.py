@@ -74,13 +74,23 @@ def _train(
         norms.append(_norm(trained))
     moved = {n: relative_change(p, start[n]) for n, p in trained.items()} if losses[1:] else {}
     return Trial(
-        losses=tuple(losses), norms=tuple(norms), chance=chance, layers=tuple(layers.values()), bad_at_start=bad,
-        bad_gradients=bad_gradients, without_gradient=missing, unmoved=tuple(n for n, m in moved.items() if m == 0),
-        largest_move=max(moved.values(), default=0.0), zero_gradients=zeros, optimizer=type(optimizer).__name__,
-        eps=optimizer.defaults.get("eps"), parameters=sum(p.numel() for p in named.values()),
+        losses=tuple(losses),
+        norms=tuple(norms),
+        chance=chance,
+        layers=tuple(layers.values()),
+        bad_at_start=bad,
+        bad_gradients=bad_gradients,
+        without_gradient=missing,
+        unmoved=tuple(n for n, m in moved.items() if m == 0),
+        largest_move=max(moved.values(), default=0.0),
+        zero_gradients=zeros,
+        optimizer=type(optimizer).__name__,
+        eps=optimizer.defaults.get("eps"),
+        parameters=sum(p.numel() for p in named.values()),
         trainable=sum(p.numel() for p in trained.values()),
-        watched={n: (before[n], largest_in(p)) for n, p in watched.items()}, stopped=stopped,
-    )  # fmt: skip
+        watched={n: (before[n], largest_in(p)) for n, p in watched.items()},
+        stopped=stopped,
+    )
 
 
 def _backward(optimizer: torch.optim.Optimizer, step: Callable[[], Any], losses: list[float]) -> None:

@@ -5,7 +5,7 @@ import { detail, Incidents } from "./incident.js";
 import { Layers } from "./layers.js";
 import { readLink, writeLink } from "./link.js";
 import { copy, make } from "./make.js";
-import { compare, events, parted, states, summary } from "./panel.js";
+import { compare, events, parted, states, summary, waited, worst } from "./panel.js";
 import { clock, Curve, kindOf } from "./series.js";
 import { Inlined, number, Server } from "./source.js";
 
@@ -84,8 +84,8 @@ class App {
     document.body.dataset.ready = "yes";
     this.source.listen((news) => this.hear(news), (state) => { byId("status").textContent = state; });
     const [run, incident] = this.runs.flatMap((r) => r.incidents.map((i) => [r, i])).find(([, i]) => i.id === this.given.incident) ?? [];
-    for (const one of this.runs) await this.learn(one);
-    this.compared = this.runs.length === 2 ? await this.source.compared() : null;
+    for (const one of worst(this.runs, true)) await this.learn(one);
+    this.compared = this.runs.length === 2 ? await this.source.compared().catch(() => null) : null;
     parted(byId("parted"), this.compared, this.runs);
     document.body.dataset.facts = "yes";
     if (run) await this.open(run, incident);
@@ -94,7 +94,10 @@ class App {
 
   // Cause, repair and settings take longer to find than points: they come when the page is there already.
   async learn(run) {
-    run.facts = await this.source.facts(run.id);
+    const began = Date.now();
+    const waiting = setInterval(() => waited(run, (Date.now() - began) / 1000), 1000);
+    run.facts = await this.source.facts(run.id).catch(() => ({})); // the server has ended: the page stays as it is
+    clearInterval(waiting);
     this.heads();
   }
 
@@ -150,7 +153,7 @@ class App {
     const wanted = new Map();
     for (const run of this.runs) {
       for (const curve of run.curves.values()) {
-        if (HIDDEN.includes(curve.role) || (curve.layer && !run.curves.has(`forecast/${curve.name}`)) || (run.guarded && FILLER.includes(curve.name)) || curve.name.startsWith("forecast/")) continue;
+        if (HIDDEN.includes(curve.role) || (curve.layer && !run.curves.has(`forecast/${curve.name}`)) || (run.guarded && FILLER.includes(curve.name.split("/")[0])) || curve.name.startsWith("forecast/")) continue;
         if (!wanted.has(curve.name)) wanted.set(curve.name, { role: curve.role, entries: [] });
         if (run.shown) wanted.get(curve.name).entries.push({ label: run.name, colour: run.colour, curve, time: run.clock(), run, forecast: run.curves.get(`forecast/${curve.name}`) });
       }

@@ -7,6 +7,8 @@ import { brief, duration, faded, kindOf, show, smooth } from "./series.js";
 
 const HEIGHT = 210;
 
+const NAMED = 10; // runs whose values stand above a chart; of more the table has them
+
 export class Chart {
   constructor(title, app) {
     this.app = app;
@@ -121,7 +123,8 @@ export class Chart {
     const left = this.plot?.cursor.left;
     const x = left === null || left === undefined || left < 0 ? undefined : this.plot.posToVal(left, "x");
     this.values.replaceChildren();
-    const texts = [];
+    const texts = [], many = this.entries.length > NAMED;
+    let broken = 0;
     for (const { label, colour, curve, time } of this.entries) {
       let text = show(curve.last), bad = !Number.isFinite(curve.last);
       if (x !== undefined) {
@@ -130,13 +133,16 @@ export class Chart {
         bad = Boolean(hit);
         text = hit ? kindOf(hit) : show(near(curve, x, this.app.view.byTime ? time : null));
       }
+      texts.push(`${label} ${text}`);
+      broken += bad;
+      if (many) continue;
       const value = make("span", undefined, bad ? "value bad" : "value");
       if (this.entries.length > 1) value.append(dot(colour));
       value.append(this.entries.length > 1 && this.entries.length < 4 ? `${label} ${text}` : text);
       value.title = label;
       this.values.append(value);
-      texts.push(`${label} ${text}`);
     }
+    if (many) this.values.append(make("span", `${this.entries.length} runs${broken ? `, ${broken} not finite` : ""}`, "value"));
     if (x !== undefined) this.values.append(make("span", `at ${this.app.view.byTime ? duration(x) : Math.round(x).toLocaleString("en")}`));
     const holes = this.marks.bands.filter((band) => band.own).map((band) => band.label);
     this.place.dataset.bands = holes.join("; ");

@@ -7,6 +7,7 @@ const TABLE = 12; // settings that differ, as columns
 
 const WORST = ["died", "stopped", "interrupted"];
 const STATES = 3;
+const WAITING = "looking for the cause in logs, code and checkpoints …";
 
 // What one must know first: the state, then the cause and what to do. Of several runs those that ended badly, the worst
 // first; the table has all.
@@ -19,9 +20,16 @@ export function states(place, runs) {
   });
 }
 
-function worst(runs) {
-  const shown = runs.filter((run) => run.shown && (runs.length === 1 || run.state.bad));
-  return shown.sort((a, b) => WORST.indexOf(a.state.kind) - WORST.indexOf(b.state.kind) || (b.state.since ?? -1) - (a.state.since ?? -1));
+// All of them, or those that are told on top.
+export function worst(runs, all = false) {
+  const shown = runs.filter((run) => all || (run.shown && (runs.length === 1 || run.state.bad)));
+  return shown.sort((a, b) => b.state.bad - a.state.bad || WORST.indexOf(a.state.kind) - WORST.indexOf(b.state.kind) || (b.state.since ?? -1) - (a.state.since ?? -1));
+}
+
+// How long the diagnosis has taken so far: in a large project it reads for a while.
+export function waited(run, seconds) {
+  const place = document.querySelector(`[data-waiting="${run.id}"]`);
+  if (place) place.textContent = `${WAITING} ${duration(seconds)}`;
 }
 
 function state(run, alone) {
@@ -30,9 +38,14 @@ function state(run, alone) {
   const line = make("p");
   line.append(dot(run.colour), make("span", run.name, "name"), make("strong", head));
   if (rest.length) line.append(make("span", rest.join(": "), "why"));
-  box.append(line);
+  box.append(line, ...repairs(run).map((text) => make("p", text, "why")));
   if (!run.facts && run.state.bad) { // keeps the place of what comes, so that nothing moves under the pointer
-    box.append(make("p", "looking for the cause …", "quiet held"), make("p", "▸ evidence", "quiet"));
+    const found = run.incidents.find((incident) => incident.cause && incident.where);
+    const held = make("p", undefined, "quiet held");
+    const progress = make("span", WAITING);
+    progress.dataset.waiting = run.id;
+    held.append(...(found ? [make("span", `cause: ${found.cause} at ${found.where}`, "why")] : []), progress);
+    box.append(held, make("p", "▸ evidence", "quiet"));
     return box;
   }
   const { why } = run.facts ?? {};
@@ -53,6 +66,8 @@ function state(run, alone) {
   return box;
 }
 
+const repairs = (run) => (run.state.repairs ?? []).map((repair) => `repair in force: ${repair}`);
+
 function evidence(why, commands) {
   const facts = [...(why.evidence ?? []).map((text) => `for: ${text}`), ...(why.against ?? []).map((text) => `against: ${text}`), ...(why.ask ? [why.ask] : [])];
   const list = make("ul");
@@ -60,20 +75,27 @@ function evidence(why, commands) {
   return [...(facts.length ? [list] : []), ...commands.map(command)];
 }
 
-// Of a run that is not on top, the table alone says why.
+// A text that may be cut: all of it under the pointer.
+function whole(node) {
+  node.title = node.textContent;
+  return node;
+}
+
+// Of a run that is not on top, the table alone says why, and what keeps it alive.
 function cause(run, top) {
   const { why } = run.facts ?? {};
-  if (!why?.cause || top.includes(run)) return make("span", why?.cause || "–", "cause");
+  const repaired = repairs(run).join("; ");
+  if (!why?.cause || top.includes(run)) return make("span", [why?.cause, top.includes(run) ? "" : repaired].filter(Boolean).join("; ") || (run.facts ? "–" : "…"), "cause");
   const details = make("details", undefined, "cause");
   details.dataset.run = run.id;
-  details.append(make("summary", why.cause), ...(why.repair ? [make("p", `repair: ${why.repair}`)] : []), ...evidence(why, why.commands ?? []));
+  details.append(make("summary", why.cause), ...repairs(run).map((text) => make("p", text)), ...(why.repair ? [make("p", `repair: ${why.repair}`)] : []), ...evidence(why, why.commands ?? []));
   return details;
 }
 
 // Several runs beside each other, and the settings in which they differ.
 export function compare(place, runs, toggle) {
   place.hidden = runs.length < 2;
-  const key = runs.map((run) => [run.shown, run.state.headline, steps(run), String(run.loss()?.last), run.incidents.length, run.facts]);
+  const key = runs.map((run) => [run.shown, run.state.headline, run.state.repairs, steps(run), String(run.loss()?.last), run.incidents.length, run.facts]);
   if (!place.hidden) refresh(place, key, () => comparison(runs, toggle));
 }
 
@@ -83,7 +105,7 @@ function comparison(runs, toggle) {
   const known = all.filter((settings) => Object.keys(settings).length).length > 1;
   const differ = known && runs.length > 2 ? keys.filter((key) => new Set(all.map((settings) => settings[key])).size > 1).sort().slice(0, TABLE) : [];
   const top = worst(runs).slice(0, STATES);
-  const causes = runs.some((run) => run.facts?.why?.cause);
+  const causes = runs.some((run) => run.facts?.why?.cause || repairs(run).length);
   const heads = ["", "run", "state", "steps", "last loss", "incidents", ...(causes ? ["cause"] : []), ...differ];
   const rows = runs.map((run, i) => {
     const box = make("input");
@@ -95,7 +117,7 @@ function comparison(runs, toggle) {
     name.append(dot(run.colour), make("span", run.name));
     const loss = run.loss();
     const last = make("span", loss ? show(loss.last) : "–", loss && !Number.isFinite(loss.last) ? "bad" : "");
-    const values = differ.map((key) => make("span", all[i][key] ?? "–", "differs"));
+    const values = differ.map((key) => whole(make("span", all[i][key] ?? "–", "differs")));
     return [box, name, make("span", run.state.headline, `word ${run.state.kind}`), steps(run), last, show(run.incidents.length), ...(causes ? [cause(run, top)] : []), ...values];
   });
   return [table(heads, rows, "runs")];
