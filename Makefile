@@ -70,7 +70,7 @@ test-all: $(READY)
 
 # The two rooms left out are slow as a whole, and collecting them would load every trainer in each worker.
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not campaign" $(foreach room,cases integrations,--ignore=tests/$(room) --ignore=src/nanproof/$(room))
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not campaign" $(foreach room,cases integrations,--ignore=tests/$(room))
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
