@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -165,16 +166,27 @@ def tensors_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str
             yield from tensors_in(item, f"{name}.{key}".lstrip("."), depth + 1)
 
 
-def children(value: Any) -> list[tuple[str, Any]]:
-    """The named parts of a container: mapping, sequence, dataclass, or an object with attributes."""
+def children(value: Any) -> Iterator[tuple[str, Any]]:
+    """The named parts of a container, one by one: mapping, sequence, dataclass, or an object with attributes."""
     if isinstance(value, Mapping):
-        return [(str(k), v) for k, v in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
-    if isinstance(value, list | tuple):
-        return [(str(i), v) for i, v in enumerate(value)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [(f.name, getattr(value, f.name)) for f in fields(value)]
-    if hasattr(value, "__dict__") and not isinstance(value, type):
-        return [(k, v) for k, v in vars(value).items() if not k.startswith("_")]
-    return []
+        for i, (key, item) in enumerate(value.items()):
+            yield str(key) if _has_short_name(key) else f"{type(key).__name__}{i}", item
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from zip(value._fields, value, strict=True)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield str(i), item
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield field.name, getattr(value, field.name)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        for name, item in list(vars(value).items()):
+            if not name.startswith("_"):
+                yield name, item
+
+
+def _has_short_name(key: object) -> bool:
+    """Whether a key may be printed: an optimizer's state has parameters for keys, read back from the device for it."""
+    if isinstance(key, tuple):
+        return all(map(_has_short_name, key))
+    return isinstance(key, str | int | float | bytes | Enum)

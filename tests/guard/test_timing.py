@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -57,6 +59,49 @@ def test_host_reads_over_fifty_steps(sync: str, reads: int) -> None:
         for b in batches[2:]:
             guard.step(lambda b=b: loss_of(model, b))
     assert (counted.scalars, counted.copies) == (reads, 0)
+
+
+@dataclass
+class Everything:
+    """What a closure may name: the parts of the training in one object, and a whole data set."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    data: list[Batch]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_closure_that_names_everything_has_none_of_it_printed(
+    accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters are the keys of an optimizer's state: as text, each would be read back in every step."""
+    printed: list[Tensor] = []
+    monkeypatch.setattr(nn.Parameter, "__repr__", lambda parameter: printed.append(parameter) or "")
+    model, optimizer, guard = make("exact", accumulate=accumulate)
+    all_of_it = Everything(model, optimizer, make_batches(6))
+    for i in range(6):
+        guard.step(lambda: loss_of(all_of_it.model, all_of_it.data[i]))  # noqa: B023
+    assert printed == []
+
+
+class Counted(list[float]):
+    """A data set that counts how often one of its numbers is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[float]:
+        for number in super().__iter__():
+            self.looks += 1
+            yield number
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_closure_that_names_a_data_set_does_not_have_it_read(accumulate: int) -> None:
+    model, _, guard = make("exact", accumulate=accumulate)
+    numbers = Counted(map(float, range(100_000)))
+    for b in make_batches(10):
+        guard.step(lambda b=b: loss_of(model, b) * (1 + numbers[0]))
+    assert numbers.looks <= 10 * 2 * 256
 
 
 def test_the_count_sees_what_a_naive_check_costs() -> None:

@@ -23,9 +23,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..tensors import tensors_in
+from ..tensors import children
 
 _UNSET = object()
+_HELD = 16
+"""Of each variable so many tensors are followed …"""
+_LOOKED_AT = 256
+"""… among so many of its parts: this is done in every step."""
 
 
 class FrozenClosure:
@@ -77,8 +81,7 @@ class FrozenClosure:
         self._named = {n: self._globals[n] for n in names if n in self._globals and n not in own}
         values = [v for _, v in self._cells] + list(self._named.values())
         values += getattr(self._closure, "__defaults__", None) or ()
-        # a few of each: a closure may name a list of all batches
-        held = [t for v in values if _is_data(v) for _, t in itertools.islice(tensors_in(v), 16)]
+        held = [t for v in values if _is_data(v) for t in _few_tensors(v)]
         self._holds_graph = any(t.grad_fn is not None for t in held)
         self._versions = [(t, t._version) for t in held if not t.requires_grad]
 
@@ -130,6 +133,21 @@ def _fill(cell: Any, value: Any) -> None:
     if value is _UNSET:
         return
     cell.cell_contents = value
+
+
+def _few_tensors(value: Any) -> list[Tensor]:
+    """The first tensors in a variable; a closure may name a list of all batches, or a data set of a million numbers."""
+    found: list[Tensor] = []
+    waiting = [value]
+    for _ in range(_LOOKED_AT):
+        if not waiting or len(found) == _HELD:
+            break
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            found.append(part)
+        else:
+            waiting += reversed([item for _, item in itertools.islice(children(part), _LOOKED_AT)])
+    return found
 
 
 def _is_data(value: Any) -> bool:

@@ -118,7 +118,7 @@ def _outline(value: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) 
         return {"tensor": path}
     if value is None or isinstance(value, bool | int | float | str):
         return to_json(value)
-    parts = children(value) if depth < 6 else []
+    parts = list(children(value)) if depth < 6 else []
     if parts:
         items = {k: _outline(v, f"{path}.{k}", tensors, depth + 1) for k, v in parts}
         return {"kind": type(value).__name__, "items": items}
