@@ -179,7 +179,7 @@ def extra_ops(timing: str) -> list[int]:
         count = 0
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.count += 1
+            self.count += function is not torch.ops.aten.detach.default  # no kernel; torch 2.7 calls it twice each time
             return function(*args, **(kwargs or {}))
 
     batches = make_batches(3)
@@ -206,10 +206,10 @@ def test_the_guard_adds_a_handful_of_operations_to_every_step() -> None:
 
     Every tenth step reads four outputs here, every twentieth compares samples of three parameters.
     """
-    assert max(extra_ops("exact")) <= 17
+    assert max(extra_ops("exact")) <= 11
     late = extra_ops("deferred")
-    assert sorted(late)[25] <= 15
-    assert max(late) <= 21  # each of the three buffers is selected by itself
+    assert sorted(late)[25] <= 13
+    assert max(late) <= 19  # each of the three buffers is selected by itself
 
 
 def test_a_tensor_is_returned_unchanged() -> None:

@@ -451,7 +451,7 @@ def test_a_loop_without_closure_is_located_too(tmp_path: Path, mode: str) -> Non
     lines = [i for i, s in enumerate(Path(__file__).read_text().splitlines(), 1) if marker in s and "marker" not in s]
     assert place["line"] in lines
     assert place["phase"] == ("forward" if mode == "forward" else "backward")
-    if mode == "between":
+    if mode == "between" and hasattr(torch._C._autograd.SavedTensor, "data"):  # else what autograd saved is not shown
         assert (place["op"], place["mechanism"]) == ("sqrt", "pole")
 
 

@@ -1,6 +1,7 @@
 """Would ``torch.load(weights_only=True)`` accept the file? Its machine, followed with models of its objects.
 
-It answers for torch 2.13 without ``add_safe_globals``, where the device that a storage was on exists.
+It answers for torch 2.13 without ``add_safe_globals``, where the device that a storage was on exists. torch 2.15 also
+refuses sparse tensors with indices beyond their size, whose values are not read here.
 """
 
 from __future__ import annotations

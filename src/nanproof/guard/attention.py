@@ -25,6 +25,10 @@ from ..tensors import local_values
 from .hooks import Hook, anything_compiled
 
 
+COMPILES = hasattr(TorchDispatchMode, "ignore_compile_internals")
+"""Whether code compiles under a mode. Where it does not (torch 2.7), only the modules that were asked for are watched."""
+
+
 class Logits:
     """Hooks around modules; between them a mode sees each softmax."""
 
@@ -33,7 +37,7 @@ class Logits:
         self.seen: dict[str, Tensor] = {}
         self.limits: dict[str, float] = {}
         self.hooks: list[RemovableHandle] = []
-        self._automatic = automatic
+        self._automatic = automatic = automatic if COMPILES else 0
         self._inside: list[str] = []
         self._mode = _Softmax(self._see)
         found = {n: m for n, m in model.named_modules() if (n and automatic) or n in names}

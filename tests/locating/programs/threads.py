@@ -182,7 +182,7 @@ def spectra_of_generated_features_that_are_flat() -> Case:
     """facebookresearch/pytorch_GAN_zoo#89: the eigenvalues are scaled by their range."""
 
     def scaled(values: Tensor) -> Tensor:
-        low, high = values.aminmax()
+        low, high = values.amin(), values.amax()
         return (values - low) / (high - low)  # BAD
 
     def step(model: nn.Module, batch: Batch) -> Tensor:
@@ -242,10 +242,11 @@ def multi_scale_similarity_of_a_negative() -> Case:
 
 @program(phase="backward", mechanism=("pole", "where-gradient", "invalid"), op="pow")
 def multi_scale_similarity_clamped_at_zero() -> Case:
-    """One-sixth/ms_ssim_pytorch#3: the clamp lets 0 through, and x ** 0.3 has no slope there."""
+    """One-sixth/ms_ssim_pytorch#3: the maximum lets 0 through, and x ** 0.3 has no slope there."""
 
     def step(model: nn.Module, batch: Batch) -> Tensor:
-        contrast = (model(batch["x"]) * batch["y"]).mean(-1).clamp_min(0.0)
+        contrast = (model(batch["x"]) * batch["y"]).mean(-1)
+        contrast = torch.maximum(contrast, torch.zeros(()))  # clamp stops this gradient, from torch 2.15 on
         return 1 - contrast.pow(0.3).mean()  # BAD
 
     model = nn.Linear(4, 4, bias=False)
