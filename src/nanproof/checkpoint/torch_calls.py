@@ -26,10 +26,10 @@ _INT64, _UINT64 = 1 << 63, 1 << 64
 # Attributes of a tensor that setting does more to than to remember.
 _SPECIAL = """
 H T __class__ __cuda_array_interface__ __dict__ __weakref__ _backward_hooks _base _cdata _grad _grad_fn
-_has_grad_dtype_override _has_symbolic_sizes_strides _post_accumulate_grad_hooks _python_dispatch _version data device dtype grad grad_dtype
-grad_fn imag is_cpu is_cuda is_ipu is_leaf is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse
-is_sparse_csr is_vulkan is_xla is_xpu itemsize layout mH mT name names nbytes ndim output_nr real requires_grad retains_grad
-shape volatile
+_has_grad_dtype_override _has_symbolic_sizes_strides _post_accumulate_grad_hooks _python_dispatch _version data device
+dtype grad grad_dtype grad_fn imag is_cpu is_cuda is_ipu is_leaf is_maia is_meta is_mkldnn is_mps is_mtia is_nested
+is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu itemsize layout mH mT name names nbytes ndim output_nr
+real requires_grad retains_grad shape volatile
 """
 DESCRIPTORS = frozenset(_SPECIAL.split())
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")

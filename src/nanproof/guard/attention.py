@@ -24,9 +24,8 @@ from ..floats import format_of
 from ..tensors import local_values
 from .hooks import Hook, anything_compiled
 
-
 COMPILES = hasattr(TorchDispatchMode, "ignore_compile_internals")
-"""Whether code compiles under a mode. Where it does not (torch 2.7), only the modules that were asked for are watched."""
+"""Whether code compiles under a mode. Where it does not (torch 2.7), only modules that were asked for are watched."""
 
 
 class Logits:
