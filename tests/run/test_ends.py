@@ -194,6 +194,56 @@ def test_updates_by_hand_are_named_at_the_third_backward_pass(tmp_path: Path, ca
     assert record(ran)["attached"] is False
 
 
+FUNCTIONAL = """
+import torch
+model = torch.nn.Linear(4, 1)
+weights = dict(model.named_parameters())
+def loss(weights, x):
+    return torch.func.functional_call(model, weights, (x,)).square().mean()
+for i in range(6):
+    x = torch.randn(8, 4)
+    grads = torch.func.grad(loss)(weights, x)
+    weights = {name: (w - 0.1 * grads[name]).detach() for name, w in weights.items()}
+"""
+
+
+def test_training_by_torch_func_alone_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ran = guarded(tmp_path, FUNCTIONAL)
+    assert (ran.outcome.exit_code, ran.outcome.attached) == (0, False)
+    assert list(ran.outcome.not_guarded) == ["weights that torch.func differentiates"]
+    assert "guard-failed" not in caplog.text
+
+
+def test_inner_loops_by_torch_func_are_no_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in meta-learning: an optimizer steps the weights that the inner loops started from."""
+    source = """
+        import torch
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def loss(weights, x):
+            return torch.func.functional_call(model, weights, (x,)).square().mean()
+        for _ in range(2):
+            inner = dict(model.named_parameters())
+            for _ in range(5):
+                grads = torch.func.grad(loss)(inner, torch.randn(8, 4))
+                inner = {name: w - 0.1 * grads[name] for name, w in inner.items()}
+            optimizer.zero_grad()
+            loss(inner, torch.randn(8, 4)).backward()
+            optimizer.step()
+    """
+    ran = guarded(tmp_path, source)
+    assert (ran.outcome.attached, dict(ran.outcome.not_guarded)) == (True, {})
+    assert "guard-failed" not in caplog.text
+
+
+def test_the_summary_is_shown_whatever_the_script_makes_of_its_streams(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys\nsys.stdout = sys.stderr = open(os.devnull, 'w')\n" + ALWAYS_BAD)
+    done = nanproof("run", "--json", "--run-dir", tmp_path / "run", tmp_path / "train.py", check=False)
+    assert done.returncode == 66
+    assert "skipped" in done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 66
+
+
 def test_require_ends_the_script_before_it_trains_on_unguarded(tmp_path: Path) -> None:
     ran = guarded(tmp_path, BY_HAND, require=True)
     assert (ran.outcome.exit_code, ran.main["reached"]) == (2, 2)

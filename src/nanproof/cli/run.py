@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,10 +113,13 @@ def command(
         ]
         return launch(torchrun_command(words, nproc=nproc, nnodes=nnodes, rendezvous=rdzv), chosen)
 
+    out, err = sys.stdout, sys.stderr
+
     def report(outcome: Outcome) -> None:
         sys.stdout.flush()
-        if first:
-            _tell(screen, outcome)
+        if first:  # also where the script has replaced its streams
+            with redirect_stdout(sys.stdout if out.closed else out), redirect_stderr(sys.stderr if err.closed else err):
+                _tell(screen, outcome)
 
     with show_messages(quiet=screen.quiet):
         if isinstance(typed, Command):

@@ -231,8 +231,6 @@ class Outputs:
             out = output[0] if isinstance(output, tuple | list) and output else output
             if not isinstance(out, Tensor) or not out.is_floating_point():
                 return
-            if torch._C._functorch.is_functorch_wrapped_tensor(out):
-                return  # inside of torch.func: it has no memory of its own, and must not outlive the transform
             with suppress(Exception):  # what cannot be read is not watched; it never ends the forward pass
                 with torch.no_grad():
                     low, high = _range(out)

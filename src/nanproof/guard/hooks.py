@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
 
@@ -29,6 +30,8 @@ class Hook:
         self._call, self._failed = call, failed
 
     def __call__(self, *args: Any) -> Any:
+        if transforming():
+            return None
         try:
             return self._call(*args)
         except Exception as error:
@@ -46,6 +49,11 @@ class Hook:
 
 def _nothing(*_: Any) -> None:
     return None
+
+
+def transforming() -> bool:
+    """Whether torch.func is computing: weights and values are stand-ins then, without memory, and end with it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def anything_compiled() -> bool:

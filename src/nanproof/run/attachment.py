@@ -26,6 +26,7 @@ PASSES = 3
 SECONDS = 60.0
 """After so much training without an optimizer step it is said that there was none."""
 SAMPLED, VALUES = 8, 512
+NEXT = ", so bad steps will not be skipped. Next: step them with a torch.optim optimizer"
 KERAS = "Keras", "its optimizers are not torch's, and a step of theirs cannot be vetoed"
 
 
@@ -65,7 +66,7 @@ class Attachment:
         self.reason = "no optimizer has stepped yet"
         self.on_change: Callable[[], None] = lambda: None
         self._said: set[str] = set()
-        self._passes, self._since, self._waited = 0, 0.0, False
+        self._passes, self._inside, self._since, self._waited = 0, 0, 0.0, False
         self._samples: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         self.stepping = False
         """Whether a guard was asked about a step, even if that step is not over yet."""
@@ -115,6 +116,12 @@ class Attachment:
         for p in sorted(parameters, key=lambda p: p.numel())[:SAMPLED]:
             self._samples.setdefault(id(p), (weakref.ref(p), view_of(p, VALUES).clone()))
 
+    def look_inside(self, *, optimizers: bool) -> None:
+        """A backward pass of torch.func begins: without any optimizer, nothing that can be guarded uses its gradients."""
+        self._inside += 1
+        if self._inside == PASSES and not optimizers:
+            self._miss("weights that torch.func differentiates", "no torch optimizer steps them" + NEXT)
+
     def _tell(self, changed: list[Tensor], known: set[int]) -> None:
         if "keras" in sys.modules:
             self._miss(*KERAS)
@@ -125,7 +132,7 @@ class Attachment:
             why = "they change, but no step of their torch optimizer was seen (a step in C++ or in a compiled graph)"
         else:
             why = "they are updated without a torch optimizer (written by hand, or by another library)"
-        self._miss(whose, f"{why}, so bad steps will not be skipped. Next: step them with a torch.optim optimizer")
+        self._miss(whose, why + NEXT)
 
     def _wait(self) -> None:
         """Training goes on, and nothing was stepped for a long time."""

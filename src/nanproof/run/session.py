@@ -21,7 +21,7 @@ from ..guard.boundary import Boundary
 from ..guard.data import DataSource
 from ..guard.external import ExternalLoop
 from ..guard.guard import guard_of
-from ..guard.hooks import removed
+from ..guard.hooks import removed, transforming
 from ..guard.ranks import count_collectives
 from ..guard.rundir import RunDir
 from .attachment import Attachment, Checked, parameters_in
@@ -107,6 +107,8 @@ class Session(Boundary):
 
     def forward(self, module: nn.Module, call: Call, args: Any, kwargs: Any) -> Any:
         """A forward pass whose hooks are compiled away: begin and end it from outside."""
+        if transforming():
+            return call(*args, **kwargs)
         known = self._loop
         self._on_forward(module, args, kwargs)
         loop = self._loop
@@ -205,7 +207,7 @@ class Session(Boundary):
 
     def backward(self, call: Call, losses: Any, scaled_by: Any, raw: Tensor | None) -> Any:
         """A backward pass; those within a backward pass (activation checkpointing) are part of it."""
-        if self._in_backward or not self.here or self._replaying:
+        if self._in_backward or not self.here or self._replaying or transforming():
             return call()
         if self._until_guarded and self.attachment.attached:
             raise Checked
@@ -231,7 +233,10 @@ class Session(Boundary):
         """A backward pass begins: until it is known who updates the weights, see whether they have changed."""
         if self.attachment.looking and self.here and not self._in_backward and not self._replaying:
             with self.surviving("looking at who updates the weights"):
-                self.attachment.look(outputs)
+                if transforming():
+                    self.attachment.look_inside(optimizers=bool(self.registry.optimizers))
+                else:
+                    self.attachment.look(outputs)
 
     def holds(self, optimizer: Optimizer, clear: Call) -> bool:
         """Whether gradients cannot be cleared yet, because the step that uses them waits for the verdict."""
