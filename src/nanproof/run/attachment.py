@@ -117,7 +117,7 @@ class Attachment:
             self._samples.setdefault(id(p), (weakref.ref(p), view_of(p, VALUES).clone()))
 
     def look_inside(self, *, optimizers: bool) -> None:
-        """A backward pass of torch.func begins: without any optimizer, nothing that can be guarded uses its gradients."""
+        """A backward pass of torch.func begins: with no optimizer around, nothing that can be guarded uses it."""
         self._inside += 1
         if self._inside == PASSES and not optimizers:
             self._miss("weights that torch.func differentiates", "no torch optimizer steps them" + NEXT)
