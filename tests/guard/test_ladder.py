@@ -248,3 +248,43 @@ def test_an_overflowing_norm_of_finite_gradients_is_told_apart() -> None:
     assert verdict.kind == "overflow"
     assert verdict.value == pytest.approx(1e25 * (4 * 4 + 4) ** 0.5, rel=1e-3)
     assert torch.equal(model.weight, before)
+
+
+class Shared(torch.optim.Optimizer):
+    """Keeps numbers for all parameters together, as MADGRAD and SPAM do, and an option that is infinite by default."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01, "growth_rate": float("inf")})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        state: Any = self.state
+        if "k" not in state:
+            state["k"], state["n"], state["seen"] = torch.zeros(1), 0, {"times": 0}
+        state["k"] += 1
+        state["n"] += 1
+        state["seen"]["times"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] / state["k"].item() * p.grad
+
+
+def test_what_an_optimizer_keeps_for_all_parameters_is_rolled_back_too() -> None:
+    def train(faults: int) -> tuple[Any, ...]:
+        seed_everything()
+        model = nn.Linear(8, 4)
+        optimizer = Shared(model.parameters())
+        # no back-off: both runs make the same updates
+        guard = Guard(model, optimizer, policy=Policy(max_consecutive=2, lr_backoff=1.0))
+        batches = make_batches(12)
+        for i, batch in enumerate(batches):
+            for bad in [True] * (faults if i == 6 else 0) + [False]:
+                guard.step(lambda batch=batch, bad=bad: loss_of(model, batch) * (float("nan") if bad else 1.0))
+        assert guard.tally.actions["rollback"] == (faults > 2)
+        state: Any = optimizer.state
+        return state["k"].item(), state["n"], state["seen"], [p.tolist() for p in model.parameters()]
+
+    clean = train(0)
+    assert clean[:3] == (12, 12, {"times": 12})
+    assert train(1) == clean
+    assert train(3) == clean

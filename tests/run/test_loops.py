@@ -297,6 +297,36 @@ LOOPS = {
                     optimizer.step()
         end = state(optimizer)
     """,
+    "SAM, by a call for each of its two steps": """
+        class SAM(torch.optim.Optimizer):
+            def __init__(self, params, base, rho=0.05):
+                super().__init__(params, {"rho": rho})
+                self.base = base(self.param_groups, lr=1e-2)
+                self.param_groups = self.base.param_groups
+
+            @torch.no_grad()
+            def first_step(self):
+                self.old = {p: p.clone() for g in self.param_groups for p in g["params"]}
+                norm = torch.stack([p.grad.norm() for p in self.old]).norm()
+                for p in self.old:
+                    p += 0.05 * p.grad / norm
+                self.zero_grad()
+
+            @torch.no_grad()
+            def second_step(self):
+                for p, old in self.old.items():
+                    p.copy_(old)
+                self.base.step()
+                self.zero_grad()
+
+        optimizer = SAM(model.parameters(), torch.optim.Adam)
+        for i, a, b in batches():
+            mse(model(a), b).backward()
+            optimizer.first_step()
+            mse(model(a), b).backward()
+            optimizer.second_step()
+        end = state(optimizer.base)
+    """,
     "LBFGS": """
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
         for i, a, b in batches():

@@ -69,6 +69,8 @@ class Passes:
         self._made: set[tuple[str, int]] = set()
         """Where the outputs of the hooked modules are, in this step and the one before."""
         self._made_before: set[tuple[str, int]] = set()
+        self._left: Mapping[str, Any] | None = None
+        """Random states before a bad pass that the script has left out, until the verdict on the next step."""
 
     @property
     def _watching(self) -> bool:
@@ -158,20 +160,30 @@ class Passes:
 
     def _begin(self, batch: Any) -> None:
         random: Mapping[str, Any] = {}
+        if self.judged:
+            self._left = None
         if self.step is None or self.judged or self._cleared():
-            self.step = self.new_step(capture=True)
-            self._rng.begin()
-            random = dict(self.step.before.random) if self.step.before.taken else {}
+            self.step = self.new_step(capture=self._left is None)
+            if self._left is None:
+                self._rng.begin()
+                random = dict(self.step.before.random) if self.step.before.taken else {}
+            else:  # a veto undoes the bad pass before it too, as between the two steps of SAM
+                self.step.undoable = True
+                random = self._enter()
         elif self._forward:
             if batch is not None:
                 self.step.passes[-1].batch = batch
             return
         else:
-            self._rng.enter()
-            random = {k: v for k, v in random_states().items() if k in ("torch", "cuda")}
+            random = self._enter()
             self.step.next_pass()
         self._forward = True
         self.step.passes.append(Pass(batch=batch, random=random))
+
+    def _enter(self) -> Mapping[str, Any]:
+        """Another pass begins before a verdict; random states as they are."""
+        self._rng.enter()
+        return {k: v for k, v in random_states().items() if k in ("torch", "cuda")}
 
     def new_step(self, *, capture: bool) -> OpenStep:
         """A step begins; one of which no forward pass was seen has nothing to ``capture`` any more."""
@@ -289,7 +301,10 @@ class Passes:
             return
         grads = [g for _, g in gradients_of(self._guard.training.parameters)]
         seen = [*step.signals.losses, *([total_norm(grads)] if grads else [])]
+        self._left, left = None, self._left
         if not all(map(is_finite, seen)):  # host sync: only where a loop skips
+            if step.undoable and step.passes and step.before.taken:
+                self._left = left or step.passes[0].random
             self._left_out(step.passes[0])
         self._backwards, self._witness = 0, None
         step.passes, step.signals = step.passes[-1:] if self._forward else [], Signals()
@@ -354,7 +369,7 @@ class Passes:
         step = self.step
         if step is None or not step.undoable or not step.passes or not undone:
             return now  # after a rollback the data goes on from where it is
-        first = step.passes[0].random
+        first = self._left or step.passes[0].random
         kept = self._rng.since(first, now)
         return {k: now[k] if k in kept else first.get(k, now[k]) for k in now}
 

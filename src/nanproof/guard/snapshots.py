@@ -245,6 +245,10 @@ def _plain_state(optimizer: Optimizer) -> dict[str, Any]:
     ]
     state = {
         p: {k: None if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in s.items()}
+        if isinstance(s, dict)
+        else None
+        if isinstance(s, Tensor)
+        else copy.deepcopy(s)
         for p, s in optimizer.state.items()
     }
     return {"groups": groups, "state": state}
@@ -258,9 +262,12 @@ def _restore_plain(optimizer: Optimizer, plain: dict[str, Any]) -> None:
             else:
                 group[key] = copy.deepcopy(value)
     for p in list(optimizer.state):
-        saved = plain["state"].get(p)
-        if saved is None:
+        if p not in plain["state"]:
             del optimizer.state[p]  # state that was born after the snapshot
+            continue
+        saved = plain["state"][p]
+        if not isinstance(saved, dict):  # shared by all parameters; a tensor was copied with the others
+            optimizer.state[p] = optimizer.state[p] if saved is None else copy.deepcopy(saved)
             continue
         for key in list(optimizer.state[p]):
             if key not in saved:

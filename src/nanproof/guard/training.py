@@ -90,13 +90,13 @@ class Training:
             optimizer.zero_grad(set_to_none=True)
 
     def optimizer_state(self) -> Iterator[Named]:
-        """Moments and whatever else the optimizers keep, named by parameter."""
+        """Moments, named by parameter, and whatever else the optimizers keep (MADGRAD: one counter for all)."""
         names = {id(p): n for n, p in self.parameters}
         for optimizer in self.optimizers:
             for p, state in optimizer.state.items():
-                for key, value in state.items():
-                    if isinstance(value, Tensor):
-                        yield f"{names[id(p)]}.{key}", value
+                name = names.get(id(p), "state" if isinstance(p, Tensor) else str(p))
+                parts = {f"{name}.{k}": v for k, v in state.items()} if isinstance(state, dict) else {name: state}
+                yield from ((key, value) for key, value in parts.items() if isinstance(value, Tensor))
 
     def averaged(self) -> Iterator[Named]:
         if self.ema is not None and hasattr(self.ema, "state_dict"):
@@ -146,7 +146,8 @@ class Training:
 
     def updates_so_far(self) -> int:
         """How many updates optimizers and schedulers have counted: a guard may join a run that has begun."""
-        steps = [int(s["step"]) for o in self.optimizers for s in o.state.values() if "step" in s]
+        states = [s for o in self.optimizers for s in o.state.values() if isinstance(s, dict)]
+        steps = [int(s["step"]) for s in states if "step" in s]
         return max([*steps, *(getattr(s, "last_epoch", 0) for s in self.schedulers), 0])
 
     def learning_rate(self) -> float:

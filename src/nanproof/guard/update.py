@@ -139,6 +139,10 @@ def update_average(training: Training) -> None:
         ema(training.model)
 
 
+FACTORS = frozenset({"lr", "weight_decay", "betas", "eps", "momentum"})
+"""Options that an update multiplies or divides by: never infinite on purpose."""
+
+
 class Hyperparameters:
     """The optimizers' options: finite ones are remembered, a non-finite one is replaced by the last finite value.
 
@@ -148,6 +152,12 @@ class Hyperparameters:
     >>> sgd.param_groups[0]["lr"] = float("nan")
     >>> options.check([sgd]), sgd.param_groups[0]["lr"]
     (['lr of SGD group 0'], 0.1)
+
+    An option that is infinite from the beginning is a bound that does not bind:
+
+    >>> sgd.param_groups[0]["growth_rate"] = float("inf")
+    >>> options.check([sgd]), sgd.param_groups[0]["growth_rate"]
+    ([], inf)
     """
 
     def __init__(self) -> None:
@@ -156,19 +166,24 @@ class Hyperparameters:
     def remember(self, optimizers: Sequence[Optimizer]) -> None:
         """Take the options as they are now for good, as far as they are finite."""
         for name, _, value in _options(optimizers):
-            if _finite(value):
+            if self._good(name, value):
                 self._last[name] = value
 
     def check(self, optimizers: Sequence[Optimizer]) -> list[str]:
         """The options that were not finite, by name; the last finite values are in their place."""
         found = []
         for name, group, value in _options(optimizers):
-            if not _finite(value):
+            if not self._good(name, value):
                 number, i, key = name
                 optimizer = next(o for o in optimizers if id(o) == number)
                 found.append(f"{key} of {type(optimizer).__name__} group {i}")
                 group[key] = self._last.get(name, optimizer.defaults.get(key, 0.0))
         return found
+
+    def _good(self, name: tuple[int, int, str], value: Any) -> bool:
+        if not _finite(value) and name not in self._last and name[2] not in FACTORS and value in (math.inf, -math.inf):
+            self._last[name] = value  # infinite from the beginning: a bound that is off, as Prodigy's growth rate
+        return _finite(value) or self._last.get(name) == value
 
 
 def _options(optimizers: Sequence[Optimizer]) -> Iterator[tuple[tuple[int, int, str], dict[str, Any], Any]]:
