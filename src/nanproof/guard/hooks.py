@@ -30,10 +30,8 @@ class Hook:
         self._call, self._failed = call, failed
 
     def __call__(self, *args: Any) -> Any:
-        if transforming():
-            return None
         try:
-            return self._call(*args)
+            return None if transforming() else self._call(*args)
         except Exception as error:
             if self._failed is None:
                 raise
