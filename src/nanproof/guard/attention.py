@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..floats import format_of
 from ..tensors import local_values
-from .hooks import Hook, anything_compiled
+from .hooks import Hook, anything_compiled, unwatched
 
 COMPILES = hasattr(TorchDispatchMode, "ignore_compile_internals")
 """Whether code compiles under a mode. Where it does not (torch 2.7), only modules that were asked for are watched."""
@@ -73,8 +73,8 @@ class Logits:
                 self._leave()
 
         return (
-            module.register_forward_pre_hook(Hook(enter, _unwatched)),
-            module.register_forward_hook(Hook(leave, _unwatched), always_call=True),
+            module.register_forward_pre_hook(Hook(enter, unwatched)),
+            module.register_forward_hook(Hook(leave, unwatched), always_call=True),
         )
 
     def _leave(self) -> None:
@@ -90,10 +90,6 @@ class Logits:
             found = (scores if type(scores) is Tensor else local_values(scores)).amax()
             self.seen[name] = torch.maximum(self.seen[name], found) if name in self.seen else found
             self.limits[name] = format_of(dtype).max
-
-
-def _unwatched(error: Exception) -> None:
-    """A module that cannot be watched is not; its forward pass goes on."""
 
 
 class _Softmax(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from ..forecast import EarlyWarning, Forecast
 from ..records import Reading
 from ..tensors import local_values
 from .attention import Logits
-from .hooks import Hook, anything_compiled
+from .hooks import Hook, anything_compiled, unwatched
 from .options import Watch
 from .precursors import Precursors
 from .readback import Numbers, Part
@@ -201,7 +201,9 @@ class Outputs:
             return
         self.unhook()
         self._hooked = wanted
-        self.hooks = [m.register_forward_hook(Hook(self._hook(n))) for n, m in self._modules.items() if n in wanted]
+        self.hooks = [
+            m.register_forward_hook(Hook(self._hook(n), unwatched)) for n, m in self._modules.items() if n in wanted
+        ]
 
     def unhook(self) -> None:
         for hook in self.hooks:

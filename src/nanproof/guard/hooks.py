@@ -49,6 +49,10 @@ def _nothing(*_: Any) -> None:
     return None
 
 
+def unwatched(error: Exception) -> None:
+    """For `Hook`: a module that cannot be watched is not; its forward pass goes on."""
+
+
 def transforming() -> bool:
     """Whether torch.func is computing: weights and values are stand-ins then, without memory, and end with it."""
     return torch._C._functorch.peek_interpreter_stack() is not None
