@@ -1,4 +1,4 @@
-"""Random states and buffers at one moment, so that a step can be undone or replayed.
+"""Random states, buffers and gradients that nobody clears, at one moment, so that a step can be undone or replayed.
 
 >>> import torch
 >>> model = torch.nn.BatchNorm1d(2)
@@ -12,6 +12,7 @@ One implementation serves the state before a step, snapshots and replays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +32,10 @@ def buffer_slots(model: nn.Module) -> list[Slot]:
 class CapturedState:
     """Copies go into memory that is allocated once and reused by the next capture."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+    def __init__(self, slots: list[Slot], unstepped: Sequence[nn.Parameter] = ()) -> None:
         self._slots = slots
+        self._unstepped = unstepped
+        self._grads: list[tuple[Tensor | None, Tensor | None]] = []
         self._held: list[Tensor | None] = []
         self._copies: list[Tensor] = []
         self._random: dict[str, Any] | None = None
@@ -58,6 +61,7 @@ class CapturedState:
             self._copies = [b.detach().clone() for b in present]
         elif present:
             torch._foreach_copy_(self._copies, present)
+        self._grads = [(p.grad, None if p.grad is None else p.grad.detach().clone()) for p in self._unstepped]
         self._random = random_states()
 
     def forget(self) -> None:
@@ -76,6 +80,10 @@ class CapturedState:
         if present:
             with torch.no_grad():
                 torch._foreach_copy_(present, self._copies)
+        for p, (grad, copy) in zip(self._unstepped, self._grads, strict=True):
+            p.grad = grad
+            if grad is not None and copy is not None:
+                grad.detach().copy_(copy)
 
     def select_buffers(self, good: Tensor) -> None:
         """Keep the new buffers where ``good``, else these; decided on the device."""
@@ -83,6 +91,9 @@ class CapturedState:
         with torch.no_grad():
             for buffer, copy in zip(present, self._copies, strict=True):
                 torch.where(good, buffer, copy, out=buffer)
+            for p, (_, before) in zip(self._unstepped, self._grads, strict=True):
+                if p.grad is not None:
+                    torch.where(good, p.grad, torch.zeros_like(p.grad) if before is None else before, out=p.grad)
 
     def buffers(self) -> dict[str, Tensor]:
         """The captured buffers by name, for an incident's bundle."""

@@ -277,6 +277,47 @@ def test_gradients_for_inputs_and_accumulation_are_no_alarm(tmp_path: Path, capl
     assert dict(ran.outcome.not_guarded) == {}
 
 
+def test_a_bad_gradient_beside_the_optimizers_is_not_spread_by_clipping(tmp_path: Path) -> None:
+    source = """
+        import torch
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        for i in range(6):
+            model(torch.randn(8, 4)).square().mean().backward()
+            if i == 3:
+                model[1].bias.grad.fill_(float("nan"))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            model.zero_grad()
+    """
+    ran = guarded(tmp_path, source)
+    assert is_finite(ran.main["model"].state_dict())
+    (incident,) = incidents(ran.run_dir)
+    assert (incident["verdict"]["level"], incident["verdict"]["names"]) == ("gradient", ["1.bias"])
+
+
+def test_an_exception_in_the_backward_pass_is_told_from_the_scripts_own_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """import torch
+torch.autograd.set_detect_anomaly(True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(4):
+    x = torch.randn(8, 4)
+    if i == 2:
+        x[0, 0] = float("nan")
+    optimizer.zero_grad()
+    model(x).exp().mean().sqrt().backward()
+    optimizer.step()
+"""
+    )
+    done = nanproof("run", "--run-dir", "run", "train.py", check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "cause: train.py:10 RuntimeError: Function" in done.stderr
+    assert "why: 1 × exception, nonfinite input" in done.stderr
+
+
 DIES = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

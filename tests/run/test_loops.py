@@ -297,6 +297,15 @@ LOOPS = {
                     optimizer.step()
         end = state(optimizer)
     """,
+    "parameters that no optimizer steps, clipped with the others": """
+        optimizer = torch.optim.AdamW(model[0].parameters(), lr=1e-2)
+        for i, a, b in batches():
+            mse(model(a), b).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        end = state(optimizer)
+    """,
     "SAM, by a call for each of its two steps": """
         class SAM(torch.optim.Optimizer):
             def __init__(self, params, base, rho=0.05):

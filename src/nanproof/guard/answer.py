@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ..locating import Location
 from ..locating.collectives import no_collectives
 from ..records import Action, Level, Origin, Reading, TensorFacts, Verdict
@@ -209,7 +211,10 @@ class Answers:
     def answer_exception(self, step: OpenStep, error: Exception) -> None:
         """The loop raised inside a step, which is undone: an incident."""
         said = f"{type(error).__name__}: {error}"[:500]
-        verdict = Verdict(kind="exception", step=step.number, names=(said,))
+        full = isinstance(error, MemoryError | torch.OutOfMemoryError)  # no room to look at anything
+        bad_input = bool(step.passes) and not full and step.passes[-1].has_bad_input
+        verdict = Verdict(kind="exception", step=step.number, level="input" if bad_input else None, names=(said,))
+        self._context.tally.kinds["exception, nonfinite input"] += bad_input
         action = Action(kind="skip", reason="the step raised; everything is as if its batch had never come")
         self._record_exception(step, error, verdict, action, None)
 

@@ -39,7 +39,7 @@ from .ranks import SHARED, PeerFailed, RanksLost
 from .readback import Part, Readback, Reader
 from .recovery import Recovery
 from .repairs import Repairs
-from .signals import norms
+from .signals import norms, total_norm
 from .step import Decision, OpenStep
 from .training import gradients_of
 from .update import Hyperparameters
@@ -51,7 +51,7 @@ class Engine:
 
     def __init__(self, context: Context, *, watch: Watch, heal: Heal = "off") -> None:
         self.context = context
-        self.before = CapturedState(context.training.slots)
+        self.before = CapturedState(context.training.slots, [p for _, p in context.training.unstepped])
         self.repairs = Repairs(context, heal)
         self.healer = self.repairs.healer
         self.recovery = Recovery(context)
@@ -205,6 +205,8 @@ class Engine:
         gradients = gradients_of(step.parameters)
         norm, each = norms([g for _, g in gradients]) if step.measure is None else (step.measure(), None)
         gradients = gradients if step.measure is None else []  # those are still scaled
+        if beside := gradients_of(step.beside):  # a bad one among them would spread to all in clipping
+            norm = torch.where(total_norm([g for _, g in beside]).isfinite(), norm, math.nan)
         if ranks.alone or step.local:
             self._look_at_state(step)
         elif not step.announced:
@@ -290,7 +292,7 @@ class Engine:
                 if not step.announced:
                     self._announce(step, failed=True)
                 ranks.finish()
-            bad = not all(is_finite(g) for _, g in gradients_of(step.parameters))
+            bad = not all(is_finite(g) for _, g in gradients_of([*step.parameters, *step.beside]))
             if bad and not told:
                 ranks.fail()  # the others are examining this step: they must do as we do
         except Exception as second:

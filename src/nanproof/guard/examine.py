@@ -39,7 +39,7 @@ CLOSE_LOOKS = 50
 
 def look_closely(step: OpenStep, verdict: Verdict, ranks: Ranks) -> tuple[Verdict, list[TensorFacts]]:
     """The verdict with the bad gradients named, and their statistics."""
-    grads = gradients_of(step.parameters)
+    grads = gradients_of([*step.parameters, *step.beside])
     bad = [(n, g) for n, g in grads if not is_finite(g)]
     facts = [facts_of(f"grad {n}", g) for n, g in bad[:CLOSE_LOOKS]]
     overflowed = not ranks.any(bool(bad))  # a shard may be finite here and bad elsewhere

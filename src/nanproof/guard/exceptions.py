@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sysconfig
@@ -62,7 +63,8 @@ def _suspect(value: Any) -> Tensor | None:
 def where_raised(error: BaseException, bad: list[tuple[str, Tensor]]) -> Location | None:
     """The line of the user's that an exception came from, with the traceback; not proved, for nothing was replayed."""
     frames = list(_frames(error))
-    own = [f for f in frames if not f[0].f_code.co_filename.startswith(_LIBRARIES)] or frames
+    on_the_way = [*frames, *_callers(error)]
+    own = [f for f in on_the_way if not f[0].f_code.co_filename.startswith(_LIBRARIES)] or on_the_way
     if not own:
         return None
     frame, line = own[0]
@@ -75,7 +77,7 @@ def where_raised(error: BaseException, bad: list[tuple[str, Tensor]]) -> Locatio
         line=line,
         function=frame.f_code.co_name,
         why=f"{str(error)[:300] or 'raised here'}{names}",
-        stack=tuple(f"{f.f_code.co_filename}:{n} {f.f_code.co_name}" for f, n in reversed([*frames, *_callers(error)])),
+        stack=tuple(f"{f.f_code.co_filename}:{n} {f.f_code.co_name}" for f, n in reversed(on_the_way)),
     )
 
 
@@ -92,8 +94,14 @@ def at_exception(found: Location | None, raised: Location | None) -> Location | 
 def _callers(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """The calls that an exception has not come through yet: up to the program, where it is still being handled."""
     frame = error.__traceback__.tb_frame.f_back if error.__traceback__ is not None else None
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
-        yield frame, frame.f_lineno
+    reached = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and file != contextlib.__file__:  # else the guard's, around the loop's own call
+            reached = reached or not file.startswith(_LIBRARIES)
+            yield frame, frame.f_lineno
+        elif reached:  # nanproof run, which has started the program
+            return
         frame = frame.f_back
 
 

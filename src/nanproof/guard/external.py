@@ -87,6 +87,7 @@ class ExternalLoop:
         self._closures = ClosureSteps(self)
         self._numbers = {id(o): i for i, o in enumerate(t.optimizers)}
         self._judged: list[Judged] = []
+        self._beside: list[tuple[str, nn.Parameter]] = []
         self._held: dict[int, float] = {}
         self._tries, self._updates = [0] * len(t.optimizers), [0] * len(t.optimizers)
         self._followers: weakref.WeakKeyDictionary[Any, tuple[int, int, bool]] = weakref.WeakKeyDictionary()
@@ -120,6 +121,7 @@ class ExternalLoop:
     def judge_clip(self, parameters: Sequence[Tensor]) -> bool:
         """Whether gradients may be clipped: those of a vetoed step stay as they are, or one NaN would spread."""
         wanted = {id(p) for p in parameters}
+        self._beside = [(n, p) for n, p in self.guard.training.unstepped if id(p) in wanted]
         for optimizer in self.guard.training.optimizers:
             if any(id(p) in wanted for g in optimizer.param_groups for p in g["params"]):
                 return self.judge(optimizer)
@@ -144,6 +146,7 @@ class ExternalLoop:
         opened = passes.step if passes.step is not None else passes.new_step(capture=False)
         step = dataclasses.replace(opened, group=group, number=self._context.tally.steps + 1, sent=None)
         step.data = passes.data.number  # no position: ranks may have different numbers of micro-batches or stages
+        step.beside, self._beside = self._beside, []
         step.measure = None if step.scaler is None else lambda: self._norm(step)
         passes.end()
         held = passes.held_buffers()

@@ -42,7 +42,7 @@ class OwnLoop:
         self._max_norm, self._accumulate, self._dropping = max_norm, accumulate, dropping
         self._deferred = Deferred(self._engine, max_norm) if deferred else None
         self._batches: BatchReplay[Any] = BatchReplay()
-        self._before_pass = CapturedState(t.slots)
+        self._before_pass = CapturedState(t.slots, [p for _, p in t.unstepped])
         self._window: OpenStep | None = None
         self._micro: OpenStep | None = None
         self._done = self._kept = 0

@@ -76,6 +76,8 @@ class OpenStep:
     """Whether the losses of micro-batches were divided by their number, so that their sum is the step's loss."""
     measure: Callable[[], Tensor] | None = None
     """Computes the unscaled gradient norm on the device, where it is not simply that of the gradients."""
+    beside: Sequence[tuple[str, nn.Parameter]] = ()
+    """Parameters that no optimizer steps, but that the loop clips together with those of this step."""
     data: int | None = None
     """Which data it trains on, so that a streak counts distinct data; None when each step has its own."""
     position: int = 0

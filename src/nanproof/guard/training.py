@@ -48,6 +48,8 @@ class Training:
         self._check()
         owned = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
         self.parameters = [(n, p) for n, p in self.model.named_parameters() if id(p) in owned]
+        self.unstepped = [(n, p) for n, p in self.model.named_parameters() if id(p) not in owned and p.requires_grad]
+        """Parameters with gradients that no optimizer uses, and none clears."""
         self.slots: list[Slot] = buffer_slots(self.model)
         self._intentional = {n for n, m, k in self.slots if _is_intentional(m, m._buffers[k])}
 
