@@ -9,8 +9,9 @@ from .calls import Calls
 from .checksum import crc32
 from .contents import MAX_TENSORS, Contents, Stored, byte_size, dtype_name, element
 from .flaws import damaged, refused, unreadable
-from .inert import ArrayRef, Inert, Storage, TensorRef, is_nested, sizes
+from .inert import ArrayRef, Inert, Storage, TensorRef, sizes
 from .machine import MAX_PICKLE, load_whole
+from .rebuild import is_nested
 from .source import Source, read
 from .tree import walk
 
@@ -159,5 +160,5 @@ def _add_array(contents: Contents, name: str, ref: ArrayRef) -> None:
         contents.tensors.append(
             Stored(name=name, dtype=kinds[code], shape=ref.shape, start=0, nbytes=len(ref.data), inline=ref.data)
         )
-    elif code[:1] not in "iubSU":
+    elif not code or code[0] not in "iub?SU":
         contents.unread.append(name)
