@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 
 from checkpoint.attacks import MARK, RUN, SPACE, members, split, text, weights, zipped
 from nanproof.checkpoint import scan
+from nanproof.checkpoint.machine import load_whole
 
 FUNCTION = f"c{split(RUN)[0]}\nrun\n".encode()
 ORDERED = b"ccollections\nOrderedDict\n)R"
@@ -273,3 +276,81 @@ def test_torch_really_calls_what_replaced_a_method(monkeypatch: pytest.MonkeyPat
         with suppress(pickle.UnpicklingError, AttributeError, TypeError, ValueError, KeyError, RuntimeError):
             torch.load(io.BytesIO(file(code)), weights_only=False)
         assert ran, trick
+
+
+def renamed(**names: str) -> dict[str, bytes]:
+    """Good weights in which members have other names, by their old ones with ``_`` for a dot."""
+    return {names.get(n.replace(".", "_"), n): data for n, data in members(weights()).items()}
+
+
+NAMES = {
+    "two pickles": (zipped({**members(weights()), "Data.pkl": b"\x80\x02N."}), "Data.pkl"),
+    "two storages": (zipped({**members(weights()), "DATA/0": NAN4}), "DATA/0"),
+    "with a dot": (zipped({**members(weights()), "./data.pkl": b"\x80\x02N."}), "./data.pkl"),
+    "with two slashes": (zipped({**members(weights()), "/data.pkl": b"\x80\x02N."}), "//data.pkl"),
+    "byte order": (zipped(renamed(byteorder="ByteOrder") | {"ByteOrder": b"big"}), "big-endian"),
+    "another folder": (zipped({"../other/x": b"", **members(weights())}), "../other/x"),
+}
+
+
+@pytest.mark.parametrize("trick", NAMES)
+def test_members_by_another_name_are_found(tmp_path: Path, trick: str) -> None:
+    data, word = NAMES[trick]
+    health, reasons = _found(data, tmp_path / "model.pt")
+    assert health in ("refused", "damaged", "unreadable")
+    assert any(word in words for words in reasons), reasons
+
+
+def test_torch_finds_a_pickle_in_other_letters_and_so_do_we(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped(renamed(data_pkl="DATA.pkl", byteorder="BYTEORDER")))
+    assert set(torch.load(path, weights_only=True)) == {"a", "b"}
+    assert [t.name for t in scan(path)] == ["a", "b"]
+
+
+def test_the_folder_of_the_pickle_is_the_first(tmp_path: Path) -> None:
+    buffer = io.BytesIO(zipped(members(weights())))
+    parts = {n: zipfile.ZipFile(buffer).read(n) for n in zipfile.ZipFile(buffer).namelist()}
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        for name, data in {"other/x": b"x", **parts}.items():
+            archive.writestr(name, data)
+    with pytest.raises(RuntimeError):
+        torch.load(tmp_path / "model.pt")
+    assert scan(tmp_path / "model.pt").health == "damaged"
+
+
+def long(value: int) -> bytes:
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little")
+    return b"\x8a" + bytes([len(data)]) + data
+
+
+def test_keys_chosen_to_have_one_hash_do_not() -> None:
+    """Each would be compared with all before it: 60,000 of them, a file of one megabyte, took an hour."""
+    prime = (1 << 61) - 1
+    pairs = b"".join(long(i * prime) + b"N" + long(i * prime) + b"\x85N" for i in range(1, 2_000))
+    found = load_whole(b"\x80\x02}(" + pairs + b"u.").value
+    assert len({hash(key) for key in found}) > 3_900
+
+
+def test_tensors_that_share_a_storage_inside_the_pickle_share_its_memory(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save(torch.ones(1 << 18).untyped_storage(), buffer, _use_new_zipfile_serialization=False)
+    inner = called("torch.storage._load_from_bytes", raw(buffer.getvalue())) + b"q\xc80]"
+    (tmp_path / "model.pt").write_bytes(file(inner + (tensor(b"h\xc8") + b"a") * 500))
+    tracemalloc.start()
+    try:
+        assert len(scan(tmp_path / "model.pt").tensors) == 502
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_tensors_that_reach_over_the_same_bytes_too_often_are_refused(tmp_path: Path) -> None:
+    state = {f"w{i}": torch.ones(1 << 18)[:] for i in range(2)}
+    whole = torch.ones(1 << 18)
+    torch.save({f"w{i}": whole[i:] for i in range(2_000)}, tmp_path / "model.pt")
+    torch.save({**state, **{f"v{i}": whole for i in range(60)}}, tmp_path / "tied.pt")
+    report = scan(tmp_path / "model.pt")
+    assert report.health == "refused"
+    assert "reach over more than 1 GB, the file has 1 MB" in report.reasons[0]
+    assert scan(tmp_path / "tied.pt").health == "healthy"

@@ -90,7 +90,8 @@ def _stored(pid: Any, known: dict[str, Storage]) -> Storage | Global:
     found = known.get(pid[2])
     if found is None:
         found = known[pid[2]] = Storage(pid[1].name, pid[2], pid[4])
-    elif (found.kind, found.numel) != (pid[1].name, pid[4]):  # torch would believe the first, wherever it is
+    elif (found.kind, found.numel) != (pid[1].name, pid[4]) and (found.numel or pid[4]):
+        # torch would believe the first, wherever it is
         raise refused(f"storage {pid[2][:40]} has two types or sizes")
     return found
 
