@@ -18,6 +18,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ TARGETS = (
 )
 SLOT = 30  # seconds that a target has at full speed before the next has its turn
 GUIDED = 20  # seconds that a target has under atheris, at most
+BLOCKED = 900  # seconds after its time at which a child is killed: it waits for something, and no signal wakes it
 NUMBERS = ("inputs", "edges covered", "inputs kept", "crashes", "executions", "false healthy")
 Numbers = dict[str, int]
 
@@ -110,11 +112,12 @@ def mutate(target: str, count: int | None, until: float, folder: Path, seed: int
     seed += found["inputs"] << 32
     code, said = _child(lambda: mutate.main(target, corpus, count, until, seed, scratch), until, scratch)
     last = json.loads(next((line for line in said.splitlines() if line.startswith('{"inputs"')), "{}"))
-    found["inputs"] += last.get("inputs", 0)
+    count, data = mutate.UnderWay.read(scratch)
+    found["inputs"] += last.get("inputs", count)
     if code or not last:
         kind = "executions" if "executed" in last else "false healthy" if "false" in last else "crashes"
         found[kind] += 1
-        _tell(target, bytes.fromhex(last.get("data", "")), said[-20_000:])
+        _tell(target, bytes.fromhex(last["data"]) if "data" in last else data, said[-20_000:])
     shutil.rmtree(scratch)
     _save(folder, target, found)
 
@@ -158,8 +161,13 @@ def _child(work: Callable[[], None], until: float, scratch: Path) -> tuple[int, 
             sys.stdout.flush()
             sys.stderr.flush()
             LIBC.exit(code)  # the frames above are the parent's; libFuzzer writes its input at the end of the process
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), path.read_text(errors="replace")
+    end, words = until + BLOCKED, ""
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > end and not words:
+            words = f"\nended after {BLOCKED} s in which it did not end by itself"
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.05)
+    return os.waitstatus_to_exitcode(ended[1]), path.read_text(errors="replace") + words
 
 
 def _tell(target: str, data: bytes, said: str) -> None:

@@ -186,3 +186,30 @@ def test_only_files_py_writes() -> None:
 
 def test_the_check_on_writers_can_fail() -> None:
     assert len(list(writes(SRC / "files.py"))) > 10
+
+
+# Readers that do not open what a project holds: the package's own files, /proc, what a case itself has written, and
+# the sources of `checkpoint`, which check for regular files themselves.
+OWN_READERS = {"checkpoint", "cases", "islands", "files"}
+OWN_WORDS = ("__file__", "/proc/", "fdinfo", "resources.files")
+
+
+def reads(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of = ast.unparse(node.func.value)
+            rb = node.func.attr == "open" and any(isinstance(a, ast.Constant) for a in node.args)
+            if (rb or node.func.attr in ("read_text", "read_bytes")) and not any(word in of for word in OWN_WORDS):
+                yield f"{path.relative_to(SRC)}:{node.lineno} {of}.{node.func.attr}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "open" and "devnull" not in ast.unparse(node):
+            yield f"{path.relative_to(SRC)}:{node.lineno} open"
+
+
+def test_only_files_py_opens_what_others_wrote() -> None:
+    """It opens regular files only: a named pipe in a project must not hold a command up."""
+    assert [r for path in MODULES if room(path) not in OWN_READERS for r in reads(path)] == []
+
+
+def test_the_check_on_readers_can_fail() -> None:
+    assert len([r for path in MODULES if room(path) == "cases" for r in reads(path)]) > 2

@@ -23,6 +23,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -73,6 +74,32 @@ def _fault(point: str, data: memoryview | None = None) -> memoryview | None:
         return data[: len(data) // 2]
     code = errno.EIO if fault == "eio" else errno.ENOSPC
     raise OSError(code, f"{os.strerror(code)} (armed at {point})")
+
+
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A file that somebody else wrote, to be read; anything but a regular file is an `OSError`.
+
+    A named pipe in a project would otherwise hold up whoever opens it until somebody writes into it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "not a regular file", os.fspath(path))
+    return os.fdopen(fd, "rb")
+
+
+def file_bytes(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a file, as `open_file` opens it."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def file_text(path: str | os.PathLike[str], *, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """The text of a file, as `open_file` opens it, with newlines as Python has them."""
+    with io.TextIOWrapper(open_file(path), encoding=encoding, errors=errors) as file:
+        return file.read()
 
 
 class _Stream(io.RawIOBase):
@@ -217,7 +244,7 @@ def atomic_file(path: str | os.PathLike[str], *, check: Callable[[], None] | Non
 
 def write_in_place(path: str | os.PathLike[str], data: bytes) -> None:
     """New bytes for a file that keeps its other names; a kill half-way tears it, so a copy must exist elsewhere."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
     try:
         allowed = _fault("write", memoryview(data))
         assert allowed is not None
@@ -385,7 +412,7 @@ def _cut_torn_line(fd: int) -> None:
 
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The records of a JSON-lines file; a torn last line is passed over, damage before it is not."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for line in file:
             if line.endswith(b"\n"):
                 yield json.loads(line)

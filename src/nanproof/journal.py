@@ -32,6 +32,7 @@ from typing import Any
 
 from . import files
 from .errors import FormatError, UsageError
+from .files import file_bytes
 from .records import from_json, to_json
 
 FOLDER = Path(".nanproof") / "journal"
@@ -189,7 +190,7 @@ def _intend(
     """The record of what is going to happen, and the old bytes by the name of their backup."""
     touched, backups = [], {}
     for i, (path, data) in enumerate(contents.items()):
-        old = path.read_bytes() if path.exists() else None
+        old = file_bytes(path) if path.exists() else None
         inside = path.relative_to(home.resolve()).as_posix()
         name = f"{i:04d}-{path.name}" if old is not None else None
         if name is not None and old is not None:
@@ -225,8 +226,8 @@ def _restore(home: Path, application: Application) -> None:
             files.remove(path)
             continue
         if torn and now != touched.new:  # written in place, and killed half-way: or edited since, so it is kept
-            files.write_atomic(folder / f"found-{touched.backup}", path.read_bytes())
-        backup = (folder / touched.backup).read_bytes()
+            files.write_atomic(folder / f"found-{touched.backup}", file_bytes(path))
+        backup = file_bytes(folder / touched.backup)
         if _digest(backup) != touched.old:
             raise FormatError(f"{folder / touched.backup} is not what was saved", hint="nothing was written from it")
         _write(path, backup, touched, expected=now)
@@ -285,7 +286,7 @@ def _entries(home: Path) -> list[Application]:
     found = []
     for folder in sorted(p for p in place.glob("[0-9]*") if p.is_dir()):
         try:
-            data = json.loads((folder / "entry.json").read_bytes())
+            data = json.loads(file_bytes(folder / "entry.json"))
         except (OSError, ValueError, RecursionError):
             raise FormatError(f"{folder} is not a journal entry", hint="move it away") from None
         version = data.get("version") if isinstance(data, dict) else None
@@ -362,5 +363,5 @@ def _digest(data: bytes) -> str:
 
 def _hash(path: Path) -> str | None:
     with suppress(FileNotFoundError):
-        return _digest(path.read_bytes())
+        return _digest(file_bytes(path))
     return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from fuzz.seeds import DICTIONARY
 
+WAIT = 300  # seconds of the clock for one input, for one that waits for something and takes no CPU time
 SLOW = 25  # CPU seconds for one input: on a busy machine a child may wait as long for its turn
 WORDS = [word.encode().decode("unicode-escape").encode("latin-1") for word in DICTIONARY]
 
@@ -47,6 +50,26 @@ class TooSlow(BaseException):
     """One input takes longer than any honest file of its size; not an Exception, so that nothing passes over it."""
 
 
+class UnderWay:
+    """The input that a target has now, where it can be read after the process was killed."""
+
+    def __init__(self, folder: Path) -> None:
+        with (folder / "input").open("w+b") as file:
+            file.truncate(5000)
+            self._memory = mmap.mmap(file.fileno(), 5000)
+
+    def write(self, count: int, data: bytes) -> None:
+        self._memory[: 12 + len(data)] = struct.pack("<QL", count, len(data)) + data
+
+    @staticmethod
+    def read(folder: Path) -> tuple[int, bytes]:
+        """How many inputs there were, and the last; none if the process did not come to its first."""
+        path = folder / "input"
+        held = path.read_bytes() if path.exists() else bytes(12)
+        count, size = struct.unpack_from("<QL", held)
+        return count, held[12 : 12 + size]
+
+
 def main(target: str, corpus: Path, most: int | None, until: float, seed: int, out: Path) -> None:
     """Throw ``most`` inputs at a target, or until the clock says ``until``; the first that breaks it is printed."""
     from fuzz import targets
@@ -67,11 +90,15 @@ def main(target: str, corpus: Path, most: int | None, until: float, seed: int, o
         raise TooSlow
 
     count, data = 0, b""
+    under_way = UnderWay(out)
     signal.signal(signal.SIGPROF, late)
+    signal.signal(signal.SIGALRM, late)
     sys.addaudithook(watch)
     for data in mutated(given, random.Random(seed)):
         count += 1
+        under_way.write(count, data)
         signal.setitimer(signal.ITIMER_PROF, SLOW)
+        signal.setitimer(signal.ITIMER_REAL, WAIT)
         try:
             function(data)
         except BaseException as error:

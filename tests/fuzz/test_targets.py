@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +54,36 @@ def test_the_comparison_would_notice_a_false_healthy(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(finite.Sweep, "bad", property(lambda self: False))
     with pytest.raises(Wrong, match="called finite"):
         fuzz_weights(seeds("weights")[2])
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["woken", "killed"])
+def test_a_target_that_waits_for_ever_is_ended_and_its_input_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deaf: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    import fuzzing
+
+    from fuzz import mutate
+
+    def wait(data: bytes) -> None:
+        if deaf:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        if not data.startswith(b"warm"):
+            signal.pause()
+
+    (tmp_path / "override").mkdir()
+    (tmp_path / "override" / "seed").write_bytes(b"warm")
+    numbers = dict.fromkeys(fuzzing.NUMBERS, 0)
+    (tmp_path / "override.json").write_text(json.dumps(numbers))
+    monkeypatch.setitem(TARGETS, "override", wait)
+    monkeypatch.setattr(mutate, "WAIT", 1)
+    monkeypatch.setattr(mutate, "mutated", lambda given, rng: iter([b"warm", b"stuck"]))
+    monkeypatch.setattr(fuzzing, "BLOCKED", 5 if deaf else 900)
+    monkeypatch.setattr(fuzzing, "OUT", fuzzing.OUT / tmp_path.name)
+    with capsys.disabled():  # the child prints into the file that it finds as its output
+        fuzzing.mutate("override", None, time.monotonic() + 1, tmp_path, 0)
+    assert json.loads((tmp_path / "override.json").read_text()) == numbers | {"inputs": 2, "crashes": 1}
+    (kept,) = (p for p in fuzzing.OUT.glob("override-*") if p.suffix != ".log")
+    assert kept.read_bytes() == b"stuck"
+    assert ("did not end by itself" if deaf else "TooSlow") in kept.with_suffix(".log").read_text()
+    shutil.rmtree(fuzzing.OUT)

@@ -48,6 +48,8 @@ class Way:
     def close(self) -> None:
         for end in (self._listener, *self._open):
             with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # closing alone lets a thread that waits in accept take one more
+            with suppress(OSError):
                 end.close()
 
 

@@ -27,7 +27,8 @@ class Archive:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._index: dict[str, int] = {}
+        self._index: dict[str, int] = {}  # in small letters: torch does not tell Data.pkl from data.pkl
+        self._names: list[str] = []
         self._at, self._size, self._crc = array("Q"), array("Q"), array("I")
         self._central, self._local = array("Q"), array("Q")
         start, size, count = _find_directory(source)
@@ -35,19 +36,19 @@ class Archive:
         self._check_overlap(start)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._index
+        return name.lower() in self._index
 
     def names(self) -> list[str]:
-        return list(self._index)
+        return list(self._names)
 
     def place(self, name: str) -> tuple[int, int, int]:
         """Offset, size and CRC of a member's bytes."""
-        i = self._index[name]
+        i = self._index[name.lower()]
         return self._at[i], self._size[i], self._crc[i]
 
     def crc_places(self, name: str) -> list[int]:
         """Every offset at which the member's CRC is written: local header, directory, and behind the data."""
-        i = self._index[name]
+        i = self._index[name.lower()]
         places = [self._local[i] + 14, self._central[i] + 16]
         behind = self._at[i] + self._size[i]
         if behind + 16 <= self.source.size and read(self.source, behind, 4) == b"PK\7\10":
@@ -75,9 +76,10 @@ class Archive:
                 raise refused(f"member {name[:80]} is encrypted")
             if packed != size:
                 raise damaged(f"member {name[:80]} has two sizes, {packed:,} and {size:,}")
-            if name in self._index:
+            if name in self:
                 raise refused(f"member {name[:80]} is there twice")
-            self._index[name] = len(self._at)
+            self._index[name.lower()] = len(self._at)
+            self._names.append(name)
             self._central.append(start + at)
             self._local.append(header)
             self._at.append(self._data_offset(name, raw, header, size, crc, flags))
@@ -134,8 +136,8 @@ def _member_name(raw: bytes) -> str:
         name = raw.decode()
     except UnicodeDecodeError:
         raise damaged("a zip member has a name that is no text") from None
-    if name.startswith("/") or "\\" in name or "\0" in name or ".." in name.split("/"):
-        raise refused(f"a zip member is called {name[:80]!r}, which leaves the archive")
+    if "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.removesuffix("/").split("/")):
+        raise refused(f"a zip member is called {name[:80]!r}, which leaves the archive or is another's name")
     return name
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..text import plain
-from .inert import ArrayRef, Global, Inert, Storage, TensorRef
+from .inert import ArrayRef, Global, Inert, Ordered, Storage, TensorRef
 from .names import is_dangerous, is_ordinary
 
 MAX_CALLS = 100  # an attack needs one; a report needs few
@@ -41,14 +41,14 @@ class Calls:
         self.ran = False
         """Whether a pickle of this file was taken apart already."""
 
-    def call(self, function: Any, args: Any, through: str = "") -> None:
+    def call(self, function: Any, args: Any, through: str = "", why: str = "") -> None:
         """``function(*args)`` would run, and is not one of the calls that checkpoints need."""
         name = _callee(function)
         self._keep(args)
         if name in self.called or len(self.called) >= MAX_CALLS:
             return
         known = not isinstance(function, Global) or is_dangerous(name)
-        why = KNOWN if known else "a name that checkpoints do not need"
+        why = KNOWN if known else why or "a name that checkpoints do not need"
         command = _command(name, args) if known and not through else ""
         between = "" if isinstance(function, Global) else " with "
         what = f"run `{command}` through {name}" if command else f"call {name}{between}({_listed(args)})"
@@ -68,12 +68,29 @@ class Calls:
                 if isinstance(arg, Global) and not arg.ordinary:
                     self.call(arg, (), through=name)
 
-    def hooked(self, target: Inert, words: tuple[str, ...], args: Any) -> None:
+    def changed(self, target: Any, what: str) -> None:
+        """The state or the items of something change that no checkpoint changes."""
+        name = _kind(target)
+        if len(self.called) < MAX_CALLS:
+            self.called.setdefault(
+                f"{what} of {name}", f"{self.where}changes the {what} of {name}, which no checkpoint does"
+            )
+
+    def replaced(self, state: Any) -> None:
+        """Attributes under the name of a method, which the next instruction or the object itself may call."""
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                for key, value in part.items():
+                    if isinstance(value, Global | Inert) and _is_method(key) and not _is_data(value):
+                        self.call(value, (), through=f"its {key}")
+
+    def hooked(self, target: Inert | Ordered, words: tuple[str, ...], args: Any) -> None:
         """A method of an object about to be used, which the pickle may have replaced by a function of its choice."""
         for state in target.state if isinstance(target.state, tuple) else (target.state,):
             if isinstance(state, dict):
                 for word in words:
                     if word in state:
+                        self.called.pop(_callee(state[word]), None)  # told when it was set, but without arguments
                         self.call(state[word], (args,), through=f"its {word}")
 
     def name(self, names: list[Global]) -> None:
@@ -99,6 +116,34 @@ class Calls:
         for arg in args if isinstance(args, tuple) else (args,):
             if isinstance(arg, bytes) and len(self.nested) < MAX_NESTED:
                 self.nested.append(arg)
+
+
+# What Python, numpy and torch ask an object itself for, not its class: when it is iterated, appended to, or restored.
+_METHODS = frozenset(dir(dict) + dir(list) + dir(set)) | {"setstate", "_patch_step_function", "_init_flat_weights"}
+_ATTRIBUTES = frozenset(("__doc__", "__module__", "__name__", "__qualname__", "__orig_class__"))
+
+
+def _is_method(key: Any) -> bool:
+    if type(key) is not str or key in _ATTRIBUTES:
+        return False
+    return key in _METHODS or (key.startswith("__") and key.endswith("__"))
+
+
+def _is_data(value: Global | Inert) -> bool:
+    """Something that cannot be called, whatever it is named."""
+    plain = ("pathlib.", "datetime.", "numpy.", "collections.", "builtins.", "__builtin__.", "omegaconf.")
+    return isinstance(value, Inert) and value.kind is not None and value.kind.full.startswith(plain)
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in a word."""
+    if isinstance(value, TensorRef | Storage):
+        return "a tensor" if isinstance(value, TensorRef) else "a storage"
+    if isinstance(value, ArrayRef):
+        return "a numpy array"
+    if isinstance(value, Inert) and value.kind is not None:
+        return plain(value.kind.full[:80])
+    return "collections.OrderedDict" if isinstance(value, Ordered) else f"a {type(value).__name__.lower()}"
 
 
 def _callee(function: Any) -> str:

@@ -37,7 +37,7 @@ def read_pickle(source: Source, seen: Calls) -> Contents:
         from .hidden import refuse_rest
 
         refuse_rest(source, first.end, source.size, seen)
-        collect(contents, first.value, _no_storage)
+        collect(contents, first.value, _no_storage, source.size)
         return contents
     file = _read_legacy(source, first, seen)
     contents = Contents(format="legacy torch", tensors=[], tree=file.body.value, patchable={"pickle": file.start})
@@ -47,7 +47,7 @@ def read_pickle(source: Source, seen: Calls) -> Contents:
             raise damaged(f"the storage {storage.key[:40]} that a tensor needs is not in the file")
         return file.places[storage.key]
 
-    collect(contents, file.body.value, locate)
+    collect(contents, file.body.value, locate, source.size)
     return contents
 
 

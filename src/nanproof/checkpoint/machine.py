@@ -13,20 +13,24 @@ Python's own ``pickle`` is not involved: there is no ``find_class`` to get wrong
 
 from __future__ import annotations
 
+import re
 import struct
-from sys import getrefcount
+from sys import getrefcount, getsizeof
 from typing import Any, NamedTuple
 
+from ..text import plain
 from .calls import Calls
 from .flaws import Flaw, damaged, refused
-from .inert import Global, Inert, Located, Storage, TensorRef, build, reduce
+from .inert import Global, Located, Ordered, Storage, TensorRef
 from .opcodes import NAMES, NeedMore, Survey, survey, survey_cut
+from .rebuild import build, extend, fill, reduce
 
 MAX_PICKLE = 32 << 20
 MAX_DIGITS = 600
 MAX_MEMORY = 88 << 20  # the pickle and all objects built from it, by the estimate of `_run`
 
 
+_CALLING = (0x52, 0x81, 0x92, 0x69, 0x6F)  # REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ
 _OURS = 2  # what getrefcount says of an object that only the caller holds: its own name and the argument
 
 
@@ -72,16 +76,7 @@ def _load(data: bytes, start: int, found: Survey, seen: Calls) -> Loaded:
     return Loaded(value, found.end)
 
 
-def _key(value: Any) -> Any:
-    """A dictionary key that is cheap to hash: nested tuples could exhaust the stack of the interpreter."""
-    if value is None or isinstance(value, str | int | float | bytes | Global | Inert):
-        return value
-    if type(value) is tuple and len(value) < 10 and all(v is None or type(v) in (str, int, float) for v in value):
-        return ".".join(str(v)[:100] for v in value)
-    return Inert(None, value)
-
-
-def _stored(pid: Any) -> Storage | Global:
+def _stored(pid: Any, known: dict[str, Storage]) -> Storage | Global:
     """The storage behind torch's persistent id: ("storage", type, key, place, count, view).
 
     Legacy files also have ("module", class, file, source text) where a pickled module's class stands.
@@ -92,30 +87,13 @@ def _stored(pid: Any) -> Storage | Global:
         raise refused("a persistent id that is not a torch storage")
     if not isinstance(pid[2], str) or type(pid[4]) is not int or pid[4] < 0 or (len(pid) > 5 and pid[5] is not None):
         raise damaged("a storage with a key or a count that makes no sense")
-    return Storage(pid[1].name, pid[2], pid[4])
-
-
-def _fill(target: Any, flat: list[Any]) -> None:
-    if isinstance(target, Inert):
-        if target.pairs is None:
-            target.pairs = {}
-        target = target.pairs
-    if type(target) is not dict or len(flat) % 2:
-        raise TypeError
-    for i in range(0, len(flat), 2):
-        key = flat[i]
-        target[key if type(key) is str else _key(key)] = flat[i + 1]
-
-
-def _extend(target: Any, items: list[Any], seen: Calls) -> None:
-    if isinstance(target, Inert):
-        seen.hooked(target, ("append", "extend", "add"), items[:1])
-        if target.items is None:
-            target.items = []
-        target = target.items
-    if type(target) is not list:
-        raise TypeError
-    target.extend(items)
+    found = known.get(pid[2])
+    if found is None:
+        found = known[pid[2]] = Storage(pid[1].name, pid[2], pid[4])
+    elif (found.kind, found.numel) != (pid[1].name, pid[4]) and (found.numel or pid[4]):
+        # torch would believe the first, wherever it is
+        raise refused(f"storage {pid[2][:40]} has two types or sizes")
+    return found
 
 
 def _run(
@@ -127,6 +105,8 @@ def _run(
     memo: dict[int, Any] = {}
     count = 0  # the memo holds all numbers below this one, and those in ``beyond``: MEMOIZE takes as number its length
     beyond: set[int] = set()
+    storages: dict[str, Storage] = {}
+    function: Any = None  # of the last call
     weight = end  # bytes in memory: the pickle and all objects alive, estimated from above
     push = stack.append
     from_bytes = int.from_bytes
@@ -191,18 +171,20 @@ def _run(
             text = data[at : at + length].decode("utf-8", "surrogatepass")
             push(text)
             at += length
-            weight += 64 + (length if text.isascii() else 4 * length)
+            weight += 64 + (length if text.isascii() else getsizeof(text))
         elif op == 0x51:  # BINPERSID
             pid = stack.pop()
-            push(_stored(pid))
+            push(_stored(pid, storages))
             weight += 72
             if getrefcount(pid) == _OURS:
                 weight -= 48 + 8 * len(pid)
         elif op == 0x52:  # REDUCE
-            args = stack.pop()
-            stack[-1] = made = reduce(stack[-1], args, seen)
+            args, function = stack.pop(), stack[-1]
+            stack[-1] = made = reduce(function, args, seen)
             weight += 96 if made else 64
-            if type(made) is TensorRef and getrefcount(args) == _OURS:  # nobody else keeps the arguments
+            if type(made) is not TensorRef:
+                weight += _copied(args)
+            elif getrefcount(args) == _OURS:  # nobody else keeps the arguments
                 weight -= 48 + 8 * len(args)
                 if type(args[-1]) is dict and getrefcount(args[-1]) == _OURS:  # nor the empty dict of hooks
                     weight -= 64
@@ -229,12 +211,12 @@ def _run(
         elif op == 0x75:  # SETITEMS
             flat, stack = stack, marks.pop()
             push = stack.append
-            _fill(stack[-1], flat)
+            fill(stack[-1], flat, seen)
             weight += 50 * len(flat) - 64
         elif op == 0x73:  # SETITEM
             flat = stack[-2:]
             del stack[-2:]
-            _fill(stack[-1], flat)
+            fill(stack[-1], flat, seen)
             weight += 100
         elif op == 0x7D or op == 0x5D or op == 0x8F:  # EMPTY_DICT, EMPTY_LIST, EMPTY_SET
             push({} if op == 0x7D else [])
@@ -242,11 +224,11 @@ def _run(
         elif op == 0x65 or op == 0x90:  # APPENDS, ADDITEMS
             flat, stack = stack, marks.pop()
             push = stack.append
-            _extend(stack[-1], flat, seen)
+            extend(stack[-1], flat, seen)
             weight -= 64
         elif op == 0x61:  # APPEND
             last = stack.pop()
-            _extend(stack[-1], [last], seen)
+            extend(stack[-1], [last], seen)
             weight += 8
         elif op == 0x47:  # BINFLOAT
             number = struct.unpack_from(">d", data, at)[0]
@@ -267,17 +249,20 @@ def _run(
             stack[-1] = name(stack[-1], attribute)
         elif op == 0x62:  # BUILD
             state = stack.pop()
+            if type(state) is dict and getrefcount(state) != _OURS:  # the object has it as it is now
+                state = dict(state)
+                weight += 100 * len(state)
             build(stack[-1], state, seen)
         elif op == 0x81:  # NEWOBJ
-            args = stack.pop()
-            stack[-1] = reduce(stack[-1], args, seen)
-            weight += 96
+            args, function = stack.pop(), stack[-1]
+            stack[-1] = reduce(function, args, seen)
+            weight += 96 + _copied(args)
         elif op == 0x92:  # NEWOBJ_EX
-            words, args = stack.pop(), stack.pop()
-            if not isinstance(stack[-1], Global) or not stack[-1].ordinary:
-                seen.call(stack[-1], (args, words) if words else args)
-            stack[-1] = Inert(stack[-1] if isinstance(stack[-1], Global) else None, (args, words))
-            weight += 96
+            words, args, function = stack.pop(), stack.pop(), stack.pop()
+            if words or not isinstance(words, dict):
+                seen.call(function, (args, words))
+            push(reduce(function, args, seen))
+            weight += 96 + _copied(args)
         elif op in (0x42, 0x43, 0x8E, 0x96, 0x54, 0x55):  # bytes and, from Python 2, byte strings
             width = 1 if op in (0x43, 0x55) else 8 if op in (0x8E, 0x96) else 4
             length = from_bytes(data[at : at + width], "little")
@@ -308,7 +293,7 @@ def _run(
             push = stack.append
             push({} if op == 0x64 else flat)
             if op == 0x64:
-                _fill(stack[-1], flat)
+                fill(stack[-1], flat, seen)
                 weight += 50 * len(flat)
         elif op == 0x30:  # POP
             if stack:
@@ -330,8 +315,9 @@ def _run(
                 last = data.index(b"\n", middle + 1)
                 flat.insert(0, name(data[at:middle].decode(), data[middle + 1 : last].decode()))
                 at = last + 1
-            push(reduce(flat[0], tuple(flat[1:]), seen))
-            weight += 96
+            args, function = tuple(flat[1:]), flat[0]
+            push(reduce(function, args, seen))
+            weight += 96 + _copied(args)
         elif op in (0x82, 0x83, 0x84):  # EXT1, 2, 4: a name by the number that a program registered it under
             width = {0x82: 1, 0x83: 2, 0x84: 4}[op]
             push(name("copyreg extension", str(from_bytes(data[at : at + width], "little"))))
@@ -352,8 +338,26 @@ def _run(
         else:  # NEXT_BUFFER, READONLY_BUFFER
             raise refused("the pickle needs buffers that are not in the file")
         if weight > MAX_MEMORY:
-            raise refused(f"the pickle needs more than {MAX_MEMORY >> 20} MB of memory by byte {at:,}")
+            by = f", by calls of {plain(function.full[:80])}" if op in _CALLING and isinstance(function, Global) else ""
+            raise refused(f"the pickle needs more than {MAX_MEMORY >> 20} MB of memory by byte {at:,}{by}")
     raise found.flaw or IndexError
+
+
+_EACH: dict[type, int] = {
+    list: 8,
+    tuple: 8,
+    dict: 100,
+    Ordered: 100,
+    str: 1,
+    bytes: 1,
+}  # bytes that a copy takes for each part
+
+
+def _copied(args: Any) -> int:
+    """The memory of what a call makes of its first argument, which a memo can hand to a thousand calls."""
+    if type(args) is not tuple or not args or type(args[0]) not in _EACH:
+        return 0
+    return _EACH[type(args[0])] * len(args[0])
 
 
 def _filled(key: int, count: int, beyond: set[int]) -> int:
@@ -368,13 +372,19 @@ def _filled(key: int, count: int, beyond: set[int]) -> int:
     return count
 
 
+_ESCAPE = re.compile(rb"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2})")
+_NUMBER = re.compile(rb"-?(0|[1-9]\d*)L?")
+
+
 def _spelled(op: int, text: bytes) -> Any:
     """A value in the text forms of protocol 0."""
     if len(text) > MAX_DIGITS and op not in (0x53, 0x56):
         raise ValueError
-    if op == 0x49:  # INT, also for booleans
-        return {b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text)
-    if op in (0x4C, 0x67, 0x70):
+    if op in (0x49, 0x4C, 0x67, 0x70):  # INT, LONG, GET, PUT; INT also for booleans
+        if op == 0x49 and text in (b"00", b"01"):
+            return text == b"01"
+        if not _NUMBER.fullmatch(text):  # Python would read 010 as eight
+            raise damaged(f"the pickle spells a number {text[:20].decode('ascii', 'replace')!r}")
         return int(text.removesuffix(b"L"))
     if op == 0x46:
         return float(text)
@@ -382,4 +392,6 @@ def _spelled(op: int, text: bytes) -> Any:
         return text.decode("raw-unicode-escape")
     if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"\"'":
         raise ValueError
+    if b"\\" in _ESCAPE.sub(b"", text):  # Python takes \\u in bytes for two characters
+        raise damaged("the pickle spells a text in a way that no version of Python writes")
     return text[1:-1].decode("unicode-escape", "replace")

@@ -189,6 +189,13 @@ ORDINARY: dict[str, str] = dict.fromkeys(WEIGHTS_ONLY, "torch.load(weights_only=
 for _why, _names in _NEEDED.items():
     ORDINARY |= {name: _why for name in _spread(_names) if name not in ORDINARY}
 
+# Names that checkpoints call without arguments only. With them, they fill memory or make numbers that stand nowhere.
+BARE = frozenset(
+    [n for n in WEIGHTS_ONLY if n.endswith(("Tensor", "Storage"))]
+    + ["numpy.ndarray", "torch.amp.grad_scaler.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler"]
+    + [n for n in ORDINARY if n.startswith(("torch.nn.modules.", "torch.optim.")) and not n.endswith("_SchedulePhase")]
+)
+
 # Modules whose functions serve attacks, wherever in a dotted name they stand (`torch.serialization.os`).
 _MODULES = """
 os posix nt posixpath ntpath subprocess sys socket _socket socketserver ssl shutil runpy importlib imp pty ctypes

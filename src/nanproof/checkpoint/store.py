@@ -85,6 +85,8 @@ class Remote:
             raise UsageError(f"{url} cannot be reached: {error}", hint="check the scheme of the address") from None
 
     def kind(self, path: str) -> str | None:
+        if path in self._sizes:
+            return "file"
         try:
             with suppress(FileNotFoundError):
                 found = self.filesystem.info(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .archive import Archive
@@ -9,11 +10,13 @@ from .calls import Calls
 from .checksum import crc32
 from .contents import MAX_TENSORS, Contents, Stored, byte_size, dtype_name, element
 from .flaws import damaged, refused, unreadable
-from .inert import ArrayRef, Inert, Storage, TensorRef, is_nested, sizes
+from .inert import ArrayRef, Inert, Storage, TensorRef, sizes
 from .machine import MAX_PICKLE, load_whole
+from .rebuild import is_nested
 from .source import Source, read
 from .tree import walk
 
+MAX_SHARED = 64  # times that tensors may reach over the bytes of a file, beside the first GB
 _SMALL = 1 << 16  # members beside the storages: version, byte order, an id
 
 
@@ -23,12 +26,14 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
 
     seen = Calls() if seen is None else seen
     archive = Archive(source)
-    pickles = [n for n in archive.names() if n == "data.pkl" or (n.endswith("/data.pkl") and n.count("/") == 1)]
+    pickles = [n for n in archive.names() if n.lower().endswith("data.pkl") and re.fullmatch("(?:[^/]+/)?.{8}", n)]
     if not pickles:
         raise unreadable("is a zip file without data.pkl, so torch did not write it")
     if len(pickles) > 1:
         raise refused("has more than one data.pkl")
-    prefix = pickles[0].removesuffix("data.pkl")
+    prefix = pickles[0][: -len("data.pkl")]
+    if archive.names()[0].partition("/")[0].lower() != prefix.rstrip("/").lower():
+        raise damaged("does not begin with the folder of data.pkl, so torch does not find it")
     at, size, crc = archive.place(pickles[0])
     if size > MAX_PICKLE:
         raise refused(f"data.pkl has {size >> 20} MB; more than {MAX_PICKLE >> 20} MB are not taken apart")
@@ -50,7 +55,7 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
         at, size, _ = archive.place(name)
         return at, size
 
-    collect(contents, loaded.value, locate)
+    collect(contents, loaded.value, locate, source.size)
     _search_rest(source, archive, used, seen)
     for name in archive.names() if check else ():
         start, size, crc = archive.place(name)
@@ -82,26 +87,34 @@ def _check_byte_order(source: Source, archive: Archive, prefix: str) -> None:
             raise unreadable("was written on a big-endian machine")
 
 
-def collect(contents: Contents, root: Any, locate: Any) -> None:
+def collect(contents: Contents, root: Any, locate: Any, size: int) -> None:
     """Turn every tensor of the tree into a `Stored`, checked against the storage that holds it."""
+    opened: dict[int, tuple[Storage, bytes] | None] = {}
+    reach = 0
     for name, ref in walk(root):
         if len(contents.tensors) >= MAX_TENSORS:
             raise refused(f"holds more than {MAX_TENSORS:,} tensors")
+        if reach > MAX_SHARED * size + (1 << 30):
+            raise refused(f"its tensors reach over more than {reach >> 30} GB, the file has {size >> 20} MB")
         if isinstance(ref, ArrayRef):
             _add_array(contents, name or "array", ref)
+            reach += len(ref.data)
             continue
         place = ref.storage if isinstance(ref, TensorRef) else ref
-        nested = read_nested(place) if isinstance(place, Inert) else None
+        if isinstance(place, Inert) and id(place) not in opened:  # many tensors can share one
+            opened[id(place)] = read_nested(place)
+        nested = opened.get(id(place))
         storage = nested[0] if nested else place
         if not isinstance(storage, Storage):
             contents.unread.append(name or "tensor")
             continue
         if not isinstance(ref, TensorRef):  # a storage that stands alone
             ref = TensorRef(storage, 0, sizes((storage.numel,)), None)
-        at, size = (0, len(nested[1])) if nested else locate(storage)
-        found = _stored(name or "tensor", ref, at, size, storage)
+        at, held = (0, len(nested[1])) if nested else locate(storage)
+        found = _stored(name or "tensor", ref, at, held, storage)
         found.inline = nested[1] if nested else None
         contents.tensors.append(found)
+        reach += found.nbytes
 
 
 def read_nested(value: Inert) -> tuple[Storage, bytes] | None:
@@ -159,5 +172,5 @@ def _add_array(contents: Contents, name: str, ref: ArrayRef) -> None:
         contents.tensors.append(
             Stored(name=name, dtype=kinds[code], shape=ref.shape, start=0, nbytes=len(ref.data), inline=ref.data)
         )
-    elif code[:1] not in "iubSU":
+    elif not code or code[0] not in "iub?SU":
         contents.unread.append(name)

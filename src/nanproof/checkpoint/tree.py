@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .flaws import refused
-from .inert import ArrayRef, Inert, Storage, TensorRef, array_of, is_nested
+from .inert import ArrayRef, Inert, Ordered, Storage, TensorRef
+from .rebuild import array_of, is_nested
 
 MAX_DEPTH = 200
 MAX_NAME = 400
@@ -62,6 +63,10 @@ def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield join(name, key), item
+            if type(key) is Inert:  # an optimizer saved whole has tensors for keys
+                yield join(name, key), key
+        if isinstance(value, Ordered) and value.state is not None:
+            yield name, value.state
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             yield join(name, i), item
@@ -72,13 +77,16 @@ def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, part[0]
                 else:
                     yield name, part
-            elif isinstance(part, Inert | TensorRef):
+            elif isinstance(part, Inert | TensorRef | ArrayRef | Storage):
                 yield name, part
 
 
 def join(name: str, key: Any) -> str:
     """One level deeper: ``model`` and ``weight`` make ``model.weight``."""
-    word = key if isinstance(key, str) else str(key) if isinstance(key, int) else getattr(key, "name", "?")
+    if isinstance(key, tuple):
+        word = ".".join(str(part)[:100] for part in key)
+    else:
+        word = key if isinstance(key, str) else str(key) if isinstance(key, int) else getattr(key, "name", "?")
     if word in _HIDDEN:
         return name
     if len(word) > 120 or not word.isprintable():

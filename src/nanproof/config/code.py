@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, UsageError
+from ..files import file_bytes
 from ..floats import find_format
 from .value import Origin, Plain, Value
 
@@ -73,7 +74,7 @@ class Code:
         try:
             if Path(path).stat().st_size > MAX_BYTES:
                 raise UsageError(f"{path} is too large for a config", hint="give the config file of the run")
-            data = Path(path).read_bytes()
+            data = file_bytes(path)
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}", hint="give a readable file") from None
         return cls.parse(str(path), data)

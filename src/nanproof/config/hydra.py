@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import FormatError, NanproofError
+from ..files import open_file
 from .overrides import Override
 from .source import Source
 from .tree import Items, Leaf, Section, flatten
@@ -270,7 +271,7 @@ def apply(layers: Layers, change: Override, path: str = "", line: int = 0) -> No
 def is_hydra(path: Path) -> bool:
     """Whether a file has a defaults list or a package header, cheaply told."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return _SIGN.search(file.read(4096)) is not None
     except OSError:
         return False

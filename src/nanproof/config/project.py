@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import FormatError, UsageError
+from ..files import file_text
 from .calls import Call, find_calls
 from .code import Code
 from .reads import Reads
@@ -64,7 +65,7 @@ class Project:
                     return cls(codes=tuple(codes), facts=facts or {}, words=frozenset(words), complete=False)
                 codes.append(parsed.get(os.path.abspath(path)) or Code.read(path))  # noqa: PTH100
             except FormatError:
-                words.update(re.findall(r"[A-Za-z_]\w*", path.read_text(errors="replace")))
+                words.update(re.findall(r"[A-Za-z_]\w*", file_text(path, errors="replace")))
             except (OSError, UsageError):
                 continue
         return cls(codes=tuple(codes), facts=facts or {}, words=frozenset(words))

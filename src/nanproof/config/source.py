@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import FormatError, UsageError
+from ..files import file_bytes
 
 MAX_BYTES = 4 << 20
 MAX_NODES = 100_000
@@ -44,7 +45,7 @@ class Source:
                 raise UsageError(f"{path} {what}", hint="give a config file")
             if file.stat().st_size > MAX_BYTES:
                 raise UsageError(f"{path} is too large for a config", hint="give the config file of the run")
-            data = file.read_bytes()
+            data = file_bytes(file)
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}", hint="give a readable config file") from None
         try:

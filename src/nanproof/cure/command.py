@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from ..errors import UsageError
+from ..files import file_text
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?(\.exe)?")
 _WORD = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=")
@@ -181,7 +182,7 @@ def read_run(folder: Path) -> tuple[Command, Path]:
         raise UsageError(f"there is no run {folder}", hint=_HINT)
     path = folder / "run.json"
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(file_text(path))
         words = [str(w) for w in record["command"]]
     except FileNotFoundError:
         raise UsageError(f"{folder} has no run.json: it is not the folder of a `nanproof run`", hint=_HINT) from None

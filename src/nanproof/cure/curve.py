@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import file_bytes
+
 LOG = "training_log.jsonl"
 
 
@@ -45,7 +47,7 @@ def read_rows(path: Path, horizon: int | None = None) -> list[Row]:
     """The steps of a guarded run, up to a horizon; a line that is not whole yet is left for later."""
     rows = []
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = file_bytes(path).split(b"\n")[:-1]
     except OSError:
         return []
     for line in lines:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..files import file_text
+
 _FIRST = re.compile(r"first at \[(\d+)")
 _INDICES = re.compile(r"dataset indices? ([\d–, -]+)")
 
@@ -53,7 +55,7 @@ def read_evidence(run_dir: Path) -> Evidence:
     """The evidence in the folder of a guarded run; its first incident counts."""
     for path in sorted(run_dir.glob("incidents/*/incident.json")):
         try:
-            told = json.loads(path.read_text())
+            told = json.loads(file_text(path))
         except (OSError, ValueError):
             continue
         verdict = told.get("verdict") or {}

@@ -13,6 +13,7 @@ from ..config.edits import set_value
 from ..config.overrides import plain
 from ..config.source import Source
 from ..errors import NanproofError, UsageError
+from ..files import file_bytes
 from .change import Change, Edit, edited
 from .scratch import with_edits
 from .surface import Surface
@@ -36,7 +37,7 @@ class Remedy:
         parts: list[str] = []
         for path, new in self.contents.items():
             name = _short(path, self.project)
-            old = path.read_bytes().decode(errors="replace").splitlines(keepends=True)
+            old = file_bytes(path).decode(errors="replace").splitlines(keepends=True)
             parts += difflib.unified_diff(old, new.decode(errors="replace").splitlines(keepends=True), name, name)
         return "".join(parts)
 
@@ -54,7 +55,7 @@ def _contents(edits: Iterable[Edit]) -> dict[Path, bytes]:
     for edit in edits:
         if edit.route == "file":
             found.setdefault(Path(edit.name), []).append(edit)
-    return {path: edited(path.read_bytes(), own) for path, own in found.items()}
+    return {path: edited(file_bytes(path), own) for path, own in found.items()}
 
 
 def in_files(change: Change, surface: Surface) -> Remedy:
@@ -71,7 +72,7 @@ def in_files(change: Change, surface: Surface) -> Remedy:
             words = remedy_of(change, surface).command
             raise UsageError(f"{change.name} is no change of a file", hint=f"run: {words}")
         path = (surface.folder / held.path).resolve()
-        source = Source(str(path), contents.get(path, path.read_bytes()).decode())
+        source = Source(str(path), contents.get(path, file_bytes(path)).decode())
         contents[path] = set_value(source, held.label, plain(edit.text or "")).whole.encode()
     return Remedy(command=surface.command.shown, contents=contents, project=surface.folder)
 
@@ -103,7 +104,7 @@ def write_beside(change: Change, surface: Surface, out: Path) -> tuple[Path, ...
         inside = path.resolve().is_relative_to(surface.folder.resolve())
         if path.suffix != ".py" and inside:
             beside = path.with_name(f"{path.stem}_cured{path.suffix}")
-            if not beside.exists() or beside.read_bytes() == new:
+            if not beside.exists() or file_bytes(beside) == new:
                 files.write_atomic(beside, new)
                 written.append(beside)
     return tuple(written)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .. import files
 from ..config.project import TOOLS
+from ..files import file_bytes
 from .change import Edit, edited
 from .command import Command
 
@@ -54,7 +55,7 @@ def make_scratch(project: Path, folder: Path, command: Command, edits: Iterable[
     for path, own in inside.items():
         target = folder / path.relative_to(project)
         files.make_folder(target.parent)
-        files.write_atomic(target, edited(path.read_bytes(), own))
+        files.write_atomic(target, edited(file_bytes(path), own))
     if outside:  # a module of an installed package: the whole package is copied, and found first
         environment["PYTHONPATH"] = os.pathsep.join([str(_packages(folder, outside)), *_paths()])
     pairs = zip(changed.arguments, _values(changed.arguments), strict=True)
@@ -140,7 +141,7 @@ def fingerprint(project: Path) -> str:
         for name in sorted(names):
             path = Path(place, name)
             if path.suffix in _SOURCES and not path.stem.endswith("_cured") and path.stat().st_size <= LARGE:
-                found.update(f"{path.relative_to(project)}\0".encode(errors="surrogateescape") + path.read_bytes())
+                found.update(f"{path.relative_to(project)}\0".encode(errors="surrogateescape") + file_bytes(path))
     return found.hexdigest()
 
 
@@ -175,7 +176,7 @@ def _packages(folder: Path, changed: dict[Path, list[Edit]]) -> Path:
             top = top.parent
         if not (place / top.name).exists():
             _copy(top, files.make_folder(place / top.name), set(), set())
-        files.write_atomic(place / top.name / path.relative_to(top), edited(path.read_bytes(), own))
+        files.write_atomic(place / top.name / path.relative_to(top), edited(file_bytes(path), own))
     return place
 
 

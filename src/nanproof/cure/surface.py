@@ -26,6 +26,7 @@ from ..config.meaning import Meaning
 from ..config.source import Source
 from ..config.value import Plain, Settings, Value, show
 from ..errors import NanproofError
+from ..files import file_bytes
 from .change import Edit
 from .command import Command
 
@@ -228,7 +229,7 @@ def read_surface(command: Command, folder: Path) -> Surface:
 
 
 def _contents(folder: Path, names: Iterable[str]) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for name in names if (path := (folder / name).resolve()).is_file()}
+    return {path: file_bytes(path) for name in names if (path := (folder / name).resolve()).is_file()}
 
 
 def _load(paths: Iterable[Path], words: list[str], folder: Path) -> Settings:

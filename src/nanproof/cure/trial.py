@@ -19,6 +19,7 @@ from typing import Literal
 
 from .. import files
 from ..errors import FormatError
+from ..files import file_text, open_file
 from ..records import from_json, to_json
 from .change import Change, Edit
 from .command import Command
@@ -126,7 +127,7 @@ def _whole(trial: Trial) -> str:
 def read_ran(folder: Path) -> Ran | None:
     """The result that a trial left; None when it did not come to its end."""
     try:
-        return from_json(Ran, json.loads((folder / "trial.json").read_text()))
+        return from_json(Ran, json.loads(file_text(folder / "trial.json")))
     except (OSError, ValueError, TypeError, KeyError, FormatError):
         return None
 
@@ -215,7 +216,7 @@ def _watch(
 
 def _last_step(log: Path) -> int:
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(max(0, log.stat().st_size - 4000))
             lines = file.read().split(b"\n")[:-1]
     except OSError:
@@ -231,7 +232,7 @@ def _last_step(log: Path) -> int:
 def _result(bench: Bench, trial: Trial, folder: Path, end: End, code: int | None, seconds: float) -> Ran:
     part = part_that_died(folder / "guard") if trial.part is None else trial.part
     rows = read_rows(folder / "guard" / part / LOG, trial.horizon)
-    text = (folder / "output.txt").read_text(errors="replace")
+    text = file_text(folder / "output.txt", errors="replace")
     stopped = next((r.step for r in rows if r.stopped), None)
     if stopped is not None or code == 66:
         end = "stopped" if trial.change.guarded else "died"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ..config.hardening import harden
 from ..config.project import Project, root_of
 from ..errors import NanproofError
+from ..files import file_text
 from ..linting import lint
 from .evidence import Fact
 from .sources.part import name_in
@@ -83,7 +84,7 @@ class Commands:
             return ""
         for script, arguments in self._launches():
             if _can_start(script, arguments):
-                ranks = ["--nproc", "1"] if "init_process_group" in script.read_text(encoding="utf-8") else []
+                ranks = ["--nproc", "1"] if "init_process_group" in file_text(script) else []
                 return shlex.join(["nanproof", "run", *ranks, _path(script), *arguments])
         return ""
 
@@ -177,7 +178,7 @@ def _path(path: str | os.PathLike[str]) -> str:
 def _can_start(script: Path, arguments: list[str]) -> bool:
     """Whether a script has what it needs: it trains, its names are defined, its modules are installed."""
     try:
-        text = script.read_text(encoding="utf-8")
+        text = file_text(script)
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return False

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, UsageError
+from ..files import file_text
 from .bugs import find_bugs, read_versions
 from .curves import MAX_ROWS, read_rows
 from .evidence import Evidence, Fact
@@ -33,7 +34,7 @@ def load_description(path: str) -> tuple[Evidence, tuple[str, ...]]:
     file = Path(path)
     try:
         size = file.stat().st_size
-        data = json.loads(file.read_text(encoding="utf-8-sig")) if size <= MAX_BYTES else None
+        data = json.loads(file_text(file, encoding="utf-8-sig")) if size <= MAX_BYTES else None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="give a JSON file") from None
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from ..checkpoint.report import ScanReport
 from ..config.launch import read_launch
 from ..config.project import Project
 from ..config.value import Value
+from ..files import file_bytes, file_text
 from ..logs import Series
 from ..logs.readers.notebook import read_notebook
 from ..logs.timeline import timeline
@@ -196,7 +197,7 @@ def _settings(
         if path.is_file():
             yield from read_header(head_of(path), name_in(root, path))
     for path in places.notebooks:
-        yield from read_header(read_notebook(path.read_bytes()).printed, name_in(root, path))
+        yield from read_header(read_notebook(file_bytes(path)).printed, name_in(root, path))
     for source in shown_commands(places):
         for value in read_launch(source).values:
             yield from interpret(value.key, value.value, source.path, COMMAND)
@@ -257,7 +258,7 @@ def _trees(places: Places) -> Iterator[Tree]:
         try:
             notebook = path.suffix == ".ipynb"
             small = notebook or path.stat().st_size < (1 << 20)
-            text = path.read_text(encoding="utf-8", errors="replace") if small else ""
+            text = file_text(path, errors="replace") if small else ""
             text = read_notebook(text.encode()).code if notebook else text
             tree = ast.parse(text)
         except (OSError, SyntaxError, ValueError, RecursionError):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DriftError, FormatError, NonFiniteError, UsageError
-from ..files import atomic_file, make_folder, remove, write_atomic
+from ..files import atomic_file, file_text, make_folder, remove, write_atomic
 from ..rng import random_states, set_random_states
 from ..tensors import facts_of, is_finite
 from .audit import Audit, compare_counters, find_drifts, saved_lr
@@ -205,7 +205,7 @@ class Checkpoints:
 
 def _read_index(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(file_text(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..captured import CapturedState
 from ..errors import UsageError
-from ..files import Lock, make_folder, write_atomic
+from ..files import Lock, file_text, make_folder, write_atomic
 from ..locating import Location
 from ..location import call_name, shown_path
 from ..records import Action, Incident, Repair, TensorFacts, Verdict
@@ -157,7 +157,7 @@ class RunDir:
         """Those of an earlier run in this folder."""
         if self.path is None or not (self.path / REPAIRS).is_file():
             return []
-        return [Repair.from_json(r) for r in json.loads((self.path / REPAIRS).read_text())]
+        return [Repair.from_json(r) for r in json.loads(file_text(self.path / REPAIRS))]
 
     def summary(self) -> str:
         kept = self._incidents.path if self._incidents is not None else None

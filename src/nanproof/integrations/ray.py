@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files import file_text
 from .object_patches import ObjectPatches
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class GuardCallback(UserCallback):  # type: ignore[misc]
                 continue
             self._seen.add(str(path))
             try:
-                record: dict[str, Any] = json.loads(path.read_text())
+                record: dict[str, Any] = json.loads(file_text(path))
             except (OSError, ValueError):
                 continue  # it is being written, or belongs to somebody else
             found.append(record)

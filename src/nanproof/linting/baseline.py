@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .. import files
 from ..errors import UsageError
+from ..files import file_text
 from .engine import Checked, Problem
 
 VERSION = 1
@@ -45,7 +46,7 @@ def new_only(path: Path, found: Sequence[Checked]) -> list[Checked]:
 
 def _read(path: Path) -> Counter[str]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(file_text(path))
         return Counter(str(mark) for mark in table["findings"])
     except OSError as error:
         hint = f"nanproof lint --baseline {path} --write-baseline"

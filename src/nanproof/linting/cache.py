@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__, files
+from ..files import file_bytes
 from ..plugins import sources_of
 
 PLACE = Path(".nanproof", "cache", "lint.json")
@@ -46,7 +47,7 @@ class Cache:
         if self._path is None:
             return frozenset()
         try:
-            data = json.loads(self._path.read_bytes())
+            data = json.loads(file_bytes(self._path))
             return frozenset(map(str, data["clean"])) if data["key"] == self._key else frozenset()
         except (OSError, ValueError, TypeError, KeyError):
             return frozenset()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import NanproofError
+from ..files import file_bytes
 from ..records import Finding
 from .document import Shown, Unreadable, open_document, read_bytes
 from .engine import Checked, Problem
@@ -195,7 +196,7 @@ def _about_training(path: Path) -> bool:
     try:
         if not path.is_file() or path.stat().st_size > LIMIT:
             return False
-        data = path.read_bytes()
+        data = file_bytes(path)
     except OSError:
         return False
     return any(word in data for word in _WORDS)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Protocol
 
+from ..files import file_bytes
 from ..records import Edit
 from .tree import line_starts
 
@@ -158,7 +159,7 @@ def read_bytes(path: Path) -> bytes:
             raise Unreadable("it is not a regular file")
         if status.st_size > LIMIT:
             raise Unreadable(f"it has {status.st_size / 1e6:.0f} MB; files over {LIMIT // 10**6} MB are not linted")
-        return path.read_bytes()
+        return file_bytes(path)
     except OSError as error:
         raise Unreadable(f"it cannot be read: {error.strerror or error}") from None
 

@@ -6,6 +6,8 @@ import functools
 import re
 from pathlib import Path
 
+from ..files import file_text
+
 
 class Ignored:
     """The `.gitignore` files from the top of a repository down; the last pattern that matches decides.
@@ -40,7 +42,7 @@ Pattern = tuple[re.Pattern[str], bool, bool]
 @functools.lru_cache(maxsize=4096)
 def _read(file: Path) -> tuple[Pattern, ...]:
     try:
-        return compile_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
+        return compile_lines(file_text(file, errors="replace").splitlines())
     except OSError:
         return ()
 

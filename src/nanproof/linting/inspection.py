@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .. import journal
 from ..errors import UsageError
+from ..files import file_bytes
 from ..records import Finding
 from .beside import beside, copies
 from .cache import Cache
@@ -162,7 +163,7 @@ class Inspection:
         again = {c.path: c for c in configs.lint()} if configs.files else {}
         for one in fixed:
             target = targets[one.path]
-            data = target.read_bytes()
+            data = file_bytes(target)
             if one.path in self._configs.files:
                 checked = again.get(str(target), Checked(path=str(target)))
             else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..files import file_text
 from ..records import Finding
 from .document import Unreadable, open_document, read_bytes
 from .engine import Checked, Problem
@@ -36,7 +37,7 @@ def origins(folders: Iterable[Path]) -> dict[str, list[Origin]]:
     records = {p for folder in folders if folder.is_dir() for place in _PLACES for p in folder.glob(place)}
     for record in sorted(records):
         try:
-            location = json.loads(record.read_text(encoding="utf-8")).get("location") or {}
+            location = json.loads(file_text(record)).get("location") or {}
         except (OSError, ValueError, AttributeError):
             continue  # other verbs say what is wrong with it
         file, line = str(location.get("file", "")), location.get("line")
@@ -52,7 +53,7 @@ def origins(folders: Iterable[Path]) -> dict[str, list[Origin]]:
 def _unchanged(file: Path, line: int, location: Mapping[str, Any]) -> bool:
     """Whether the line still reads as it did when the step was played again."""
     try:
-        text = file.read_text(encoding="utf-8").splitlines()[line - 1].strip()
+        text = file_text(file).splitlines()[line - 1].strip()
     except (OSError, UnicodeDecodeError, IndexError):
         return False
     return any(text in str(shown) for shown in location.get("code", ())) if location.get("code") else True

@@ -11,9 +11,9 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ..files import file_bytes
 from ..records import Edit, Finding
 from .document import Unreadable, compiles, parse
 from .tree import line_starts
@@ -129,7 +129,7 @@ def file_place(finding: Finding) -> tuple[str, int, int]:
     if not mark:
         return finding.path, finding.line, finding.column
     try:
-        raw = Path(path).read_bytes()
+        raw = file_bytes(path)
         book = Notebook(path, raw)
         cell = next(c for c in book.cells if c.number == int(number))
         starts = line_starts(cell.text)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files import file_text
 from .catalogue import all_checks, all_rules, everything, is_default
 from .rule import Rule
 
@@ -124,7 +125,7 @@ def load_settings(start: Path) -> Settings:
         if not file.is_file():
             continue
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("nanproof", {}).get("lint")
+            table = tomllib.loads(file_text(file)).get("tool", {}).get("nanproof", {}).get("lint")
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} is not TOML: {error}", hint="correct it, then run again") from None
         except OSError as error:

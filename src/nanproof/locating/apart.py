@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..files import file_bytes
 from .collectives import has_peers
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def _foreign_code(modules: int, libraries: int) -> list[str]:
 @functools.cache
 def _uses_torch(file: str) -> bool:
     with suppress(OSError):
-        content = Path(file).read_bytes()
+        content = file_bytes(file)
         return b"libc10" in content or b"c10.dll" in content
     return False
 

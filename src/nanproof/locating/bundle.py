@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..files import file_text
 from ..records import Incident
 from ..rng import set_random_states
 from .incidents import read_record
@@ -49,10 +50,10 @@ def read_bundle(folder: Path) -> Bundle:
     incident = read_record(folder)
     tensors = _tensors(folder / "batch.safetensors")
     outline = folder / "batch.json"
-    batch = _rebuild(json.loads(outline.read_text()), tensors) if outline.is_file() else None
+    batch = _rebuild(json.loads(file_text(outline)), tensors) if outline.is_file() else None
     random: dict[str, Any] = dict(_tensors(folder / "rng.safetensors"))
     plain = folder / "rng.json"
-    random |= json.loads(plain.read_text()) if plain.is_file() else {}
+    random |= json.loads(file_text(plain)) if plain.is_file() else {}
     weights, buffers = _tensors(folder / "weights.safetensors"), _tensors(folder / "buffers.safetensors")
     return Bundle(incident=incident, batch=batch, weights=weights, buffers=buffers, random=random)
 

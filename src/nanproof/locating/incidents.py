@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ..errors import FormatError, UsageError
+from ..files import file_text
 from ..records import Incident
 
 
@@ -38,6 +39,6 @@ def read_record(folder: Path) -> Incident:
     if not record.is_file():
         raise UsageError(f"{folder} is not an incident folder", hint="give a run's folder, or one below its incidents/")
     try:
-        return Incident.from_json(json.loads(record.read_text()))
+        return Incident.from_json(json.loads(file_text(record)))
     except ValueError as error:
         raise FormatError(f"{record} cannot be read: {error}") from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FormatError
+from ..files import open_file
 from .collect import Collector
 from .detect import HEAD, find_stream, is_gzip, unzip_head
 from .readers.database import is_database
@@ -216,7 +217,7 @@ def _runs(path: Path) -> Iterator[LogFile]:
 
 def _end_of(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(max(HEAD, file.seek(0, os.SEEK_END) - HEAD))
             return file.read(HEAD).partition(b"\n")[2]
     except OSError:

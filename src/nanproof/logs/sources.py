@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import FormatError
+from ..files import file_bytes, open_file
 from ..records import Incident
 from .collect import Collector
 from .detect import HEAD, Stream, find_stream
@@ -132,7 +133,7 @@ class RunFolder:
     def _name_components(self) -> None:
         """In the guard's log the parts of the loss stand between the loss and the norm."""
         try:
-            with (self._path / RUN_LOG).open("rb") as file:
+            with open_file(self._path / RUN_LOG) as file:
                 first = json.loads(file.readline(1 << 20))
         except (OSError, ValueError, RecursionError):
             return
@@ -144,7 +145,7 @@ class RunFolder:
 
     def _incident(self, path: Path) -> None:
         try:
-            incident = Incident.from_json(json.loads(path.read_bytes()))
+            incident = Incident.from_json(json.loads(file_bytes(path)))
         except (OSError, ValueError, RecursionError):
             self._collector.note(f"{path.parent.name}/incident.json cannot be read")
             return
@@ -171,7 +172,7 @@ def head_of(path: Path, size: int = HEAD) -> bytes:
     if not path.is_file():
         return b""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(size)
     except OSError:
         return b""

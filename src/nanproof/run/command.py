@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from ..errors import GuardStop, UsageError
+from ..files import open_file
 from .launcher import Outcome, Stage
 from .options import Options
 from .program import Program
@@ -132,6 +133,6 @@ def _is_foreign(path: Path) -> bool:
     """Whether a file is to be started, not read as Python: another interpreter's script, or a binary."""
     if path.suffix in (".py", ".pyw"):
         return False
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = file.readline(256)
     return b"\0" in start or start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start)

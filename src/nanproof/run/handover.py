@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import file_text
 from ..location import call_name, shown_path
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def first_incident(folder: Path) -> dict[str, Any] | None:
     found: list[dict[str, Any]] = []
     for path in sorted(folder.glob("incidents/*/incident.json"))[:50]:
         try:
-            found.append({**json.loads(path.read_text()), "path": str(path.parent)})
+            found.append({**json.loads(file_text(path)), "path": str(path.parent)})
         except (OSError, ValueError):
             continue
     own = [i for i in found if (i.get("verdict") or {}).get("rank") in (None, i.get("rank"))]

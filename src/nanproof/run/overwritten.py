@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..files import make_folder, write_atomic
+from ..files import file_bytes, make_folder, write_atomic
 
 log = logging.getLogger("nanproof")
 
@@ -60,7 +60,7 @@ class Overwritten:
             return
         copy = make_folder(self._folder) / f"{len(self._kept)}-{place.name}"
         self._kept[place] = copy
-        write_atomic(copy, place.read_bytes())
+        write_atomic(copy, file_bytes(place))
         if self._logs_only:
             log.warning("nanproof: the script overwrites %s, a log of an earlier run; a copy is in %s", path, copy)
 
@@ -69,8 +69,8 @@ class Overwritten:
         done = []
         for place, copy in self._kept.items():
             with suppress(OSError):
-                original = copy.read_bytes()
-                if not place.is_file() or place.read_bytes() != original:
+                original = file_bytes(copy)
+                if not place.is_file() or file_bytes(place) != original:
                     write_atomic(place, original)
                     done.append(os.path.relpath(place))
         self._kept = {}

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from ..errors import UsageError
+from ..files import file_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class Program:
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
         if path.is_dir():
             main.__package__, main.__spec__ = "", importlib.util.spec_from_file_location("__main__", main.__file__)
-        return compile(file.read_bytes(), str(Path.cwd() / file), "exec")
+        return compile(file_bytes(file), str(Path.cwd() / file), "exec")
 
     def _load_module(self, main: ModuleType) -> CodeType:
         sys.argv = ["-m", *self.arguments]

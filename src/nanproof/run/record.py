@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..files import make_folder, write_atomic
+from ..files import file_text, make_folder, write_atomic
 from ..records import to_json
 
 log = logging.getLogger("nanproof")
@@ -85,7 +85,7 @@ class RunRecord:
         found = []
         for path in sorted([*folder.glob("run.r*.json"), *folder.glob("*/run.json")]):
             try:
-                record = json.loads(path.read_text())
+                record = json.loads(file_text(path))
                 if record["started"] >= self._start["started"]:
                     found.append(record)
             except (OSError, ValueError, KeyError, TypeError):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import GuardStop, UsageError
+from ..files import file_text
 from .command import wait_for
 
 
@@ -42,5 +43,5 @@ def launch(command: Sequence[str], run_dir: Path) -> int:
     known = {p: p.stat().st_mtime_ns for p in run_dir.glob("run*.json")}
     code = wait_for(command)
     written = [p for p in run_dir.glob("run*.json") if p.stat().st_mtime_ns != known.get(p)]
-    stopped = any(json.loads(p.read_text()).get("exit_code") == GuardStop.exit_code for p in written)
+    stopped = any(json.loads(file_text(p)).get("exit_code") == GuardStop.exit_code for p in written)
     return GuardStop.exit_code if code and stopped else code

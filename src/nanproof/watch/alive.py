@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NanproofError
+from ..files import file_bytes, file_text
 from ..records import Repair
 from .state import Signs
 
@@ -68,7 +69,7 @@ def _repairs(home: Path, record: dict[str, Any]) -> tuple[str, ...]:
     try:
         if file.stat().st_mtime + 1 < float(record.get("started", 0)):
             return ()
-        found = [Repair.from_json(r) for r in json.loads(file.read_bytes())]
+        found = [Repair.from_json(r) for r in json.loads(file_bytes(file))]
     except (OSError, ValueError, TypeError, NanproofError):
         return ()
     return tuple(f"{r.name} {r.does} since step {r.step:,}: {r.why}" for r in found)
@@ -78,7 +79,7 @@ def _record(path: Path) -> tuple[dict[str, Any], float]:
     """The run.json of a run, and when it was written."""
     record = path / "run.json"
     try:
-        data = json.loads(record.read_bytes())
+        data = json.loads(file_bytes(record))
         return (data if isinstance(data, dict) else {}), record.stat().st_mtime
     except (OSError, ValueError):
         return {}, 0.0
@@ -90,7 +91,7 @@ def _lock_is_held(lock: Path) -> bool | None:
     The lock itself is never tried: for that instant a starting run could not take it.
     """
     try:
-        owner, inode = lock.read_text(errors="replace"), lock.stat().st_ino
+        owner, inode = file_text(lock, errors="replace"), lock.stat().st_ino
         held = Path("/proc/locks").read_text()
     except OSError:
         return None
@@ -102,7 +103,7 @@ def _lock_is_held(lock: Path) -> bool | None:
 def _owner_lives(lock: Path) -> bool:
     """Whether the process that wrote the lock is still there, and not a later one with its number."""
     try:
-        pid, written = int(lock.read_text(errors="replace").split()[1]), lock.stat().st_mtime
+        pid, written = int(file_text(lock, errors="replace").split()[1]), lock.stat().st_mtime
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..files import file_bytes, file_text
 from ..logs.series import Series
 from .glance import value
 from .runs import Run
@@ -133,7 +134,7 @@ def environment_of(run: Run) -> dict[str, str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(file_bytes(path))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -144,7 +145,7 @@ def _pinned(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for place in (folder / "requirements.txt", folder / "pip-freeze.txt", folder / "files" / "requirements.txt"):
         try:
-            lines = place.read_text(errors="replace").splitlines()
+            lines = file_text(place, errors="replace").splitlines()
         except OSError:
             continue
         found |= dict(line.strip().split("==", 1) for line in lines if line.count("==") == 1)

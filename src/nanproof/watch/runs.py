@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import NanproofError, UsageError, missing
+from ..files import file_bytes, open_file
 from ..forecast import CLOSER
 from ..location import Location, call_name
 from ..logs import Column, Event, Follower, LogFile, Series, find_logs
@@ -217,7 +218,7 @@ def _near(path: Path) -> str:
 
 def _read(path: Path) -> Incident | None:
     try:
-        return Incident.from_json(json.loads(path.read_bytes()))
+        return Incident.from_json(json.loads(file_bytes(path)))
     except (OSError, ValueError, NanproofError):
         return None
 
@@ -332,7 +333,7 @@ def _without_output(logs: Sequence[LogFile]) -> list[LogFile]:
 
 def _recorded_by(output: Path) -> Iterator[Path]:
     """The folders that a file of printed lines names, near its beginning or its end, as those of its records."""
-    with suppress(OSError), output.open("rb") as file:
+    with suppress(OSError), open_file(output) as file:
         head = file.read(PRINTED)
         file.seek(max(len(head), file.seek(0, os.SEEK_END) - PRINTED))
         for found in _RECORDS.findall(head + file.read(PRINTED)):

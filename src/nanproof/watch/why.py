@@ -14,6 +14,7 @@ from ..diagnosing import Diagnosis, diagnose
 from ..diagnosing.sources.configs import Config, find_configs
 from ..diagnosing.sources.places import find_places
 from ..errors import NanproofError
+from ..files import file_bytes
 from .runs import typed
 from .state import RunState
 
@@ -110,7 +111,7 @@ def configs_of(path: Path) -> list[Config]:
 def command_of(path: Path) -> list[str]:
     """The command that `nanproof run` recorded."""
     try:
-        command = json.loads((path / "run.json").read_bytes())["command"]
+        command = json.loads(file_bytes(path / "run.json"))["command"]
         return [str(word) for word in command]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...files import file_bytes
 from ...records import Edit, Finding
 from ..check import Check, report
 from ..dialect import dialect_of
@@ -70,7 +71,7 @@ def _tagged(value: Value) -> bool:
     """``!!float 1e-4`` is a number by its tag."""
     if value.span is None or not Path(value.path).is_file():
         return False
-    return Path(value.path).read_bytes()[: value.span[0]].rstrip().endswith(b"!!float")
+    return file_bytes(value.path)[: value.span[0]].rstrip().endswith(b"!!float")
 
 
 def _fixed(text: str) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...files import file_bytes, file_text, open_file
 from .piece import ROWS, Piece, Progress, Unreadable, columns_of
 
 LARGEST = 256 << 20
@@ -29,13 +30,13 @@ def is_yolo(path: Path) -> bool:
     """Whether a text file holds a class and four numbers in its first line, in a folder of labels."""
     if "label" not in path.parent.name.lower() and "label" not in path.parent.parent.name.lower():
         return False
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return _YOLO.fullmatch(stream.readline(8192)) is not None
 
 
 def is_coco(path: Path) -> bool:
     """Whether a JSON file begins like a list of annotations; a config does not."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         head = stream.read(1 << 16)
     whole = b'"annotations"' in head and b'"images"' in head
     return whole or (b'"bbox"' in head and b'"image_id"' in head)
@@ -43,7 +44,7 @@ def is_coco(path: Path) -> bool:
 
 def read_voc(path: Path, progress: Progress) -> Iterator[Piece]:
     """One row for each object. No XML parser: nothing of a hostile file is expanded."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = file_text(path, errors="replace")
     progress(len(text))
     if "<annotation" not in text[:4000]:
         return
@@ -72,7 +73,7 @@ def read_coco(path: Path, progress: Progress) -> Iterator[Piece]:
         raise Unreadable(f"{size >> 20:,} MB of JSON are more than is read at once")
     progress(size)
     try:
-        whole = json.loads(path.read_bytes())
+        whole = json.loads(file_bytes(path))
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"not JSON ({error})") from None
     found = whole.get("annotations", []) if isinstance(whole, Mapping) else whole
@@ -99,7 +100,7 @@ def _sizes(annotation: Mapping[str, Any], picture: Mapping[str, Any]) -> dict[st
 def read_yolo(path: Path, progress: Progress) -> Iterator[Piece]:
     """A class and four numbers a line; an image without objects has an empty file, which is fine."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(file_bytes(path).splitlines(), start=1):
         progress(len(line))
         if not line.strip():
             continue

@@ -12,11 +12,12 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
+from ...files import open_file
 from .piece import BYTES, Piece, Progress, Unreadable
 
 
 def read_npy(path: Path, progress: Progress) -> Iterator[Piece]:
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         yield from _stream(stream, "", progress)
 
 

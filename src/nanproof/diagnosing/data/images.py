@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import UsageError
+from ...files import open_file
 from .piece import Piece, Progress, Unreadable
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -20,7 +21,7 @@ def read_image(path: Path, progress: Progress) -> Iterator[Piece]:
     except ModuleNotFoundError:
         raise UsageError("reading images needs Pillow", hint="pip install 'nanproof[data]'") from None
     try:
-        with Image.open(path) as image:
+        with open_file(path) as file, Image.open(file) as image:
             if image.width * image.height > PIXELS:
                 raise Unreadable(f"{image.width:,} × {image.height:,} pixels are more than an image has")
             pixels = np.asarray(image)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...files import open_file
 from .piece import ROWS, Piece, Progress, Unreadable, columns_of
 
 LINE = 16 << 20  # a longer line is no row of a table
@@ -18,7 +20,7 @@ LINE = 16 << 20  # a longer line is no row of a table
 
 def read_csv(path: Path, progress: Progress) -> Iterator[Piece]:
     csv.field_size_limit(LINE)
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+    with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as stream:
         rows = csv.DictReader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         first = 0
         try:
@@ -45,7 +47,7 @@ def read_jsonl(path: Path, progress: Progress) -> Iterator[Piece]:
 
     first = 0
     batch: list[Mapping[str, Any]] = []
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         while line := stream.readline(LINE):
             progress(len(line))
             if len(line) == LINE:

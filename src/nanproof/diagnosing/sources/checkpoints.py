@@ -13,6 +13,7 @@ from ...checkpoint.report import ScanReport
 from ...checkpoint.scan import scan_checkpoint
 from ...checkpoint.series import bisect, is_bad
 from ...errors import NanproofError
+from ...files import open_file
 from ..diagnosis import Looked, Moment
 from ..evidence import Fact
 from .part import Part
@@ -55,14 +56,14 @@ def _is_other(path: Path) -> bool:
     if path.name in _OTHER or path.suffix in (".npy", ".npz") or _DATA & {p.lower() for p in path.parts[-4:-1]}:
         return True
     if path.suffix in (".bin", ".pkl") and path.is_file():
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(2) not in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"\x1f\x8b")
     return False
 
 
 def _may_be_checkpoint(file: Path) -> bool:
     try:
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             return may_be_checkpoint(file.name, opened.read(9), file.stat().st_size)
     except OSError:
         return True  # the scan will say why it cannot be read

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...files import file_bytes
 from ..bugs import read_versions
 from ..diagnosis import Looked
 from ..evidence import Fact
@@ -31,7 +32,7 @@ def read_environment(paths: Sequence[Path], root: Path) -> Part:
     for path in sorted(paths)[:MAX_FILES]:
         name = name_in(root, path)
         try:
-            text = path.read_bytes()[:MAX_BYTES].decode("utf-8", "replace")
+            text = file_bytes(path)[:MAX_BYTES].decode("utf-8", "replace")
         except OSError as error:
             looked.append(Looked(mark="✗", what="environment", found=f"{name}: {error.strerror}"))
             continue

@@ -20,6 +20,7 @@ from pathlib import Path
 from ...config.meaning import concepts_of
 from ...config.optimizers import highest_rate, scales_rate
 from ...config.value import Settings
+from ...files import open_file
 from ..bugs import read_versions
 from ..evidence import Fact
 from ..machines import find_family, read_hardware
@@ -439,5 +440,5 @@ def read_versions_in(text: str, name: str) -> Iterator[Fact]:
 
 
 def head_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(256 << 10).decode("utf-8", "replace").replace("\r", "\n")

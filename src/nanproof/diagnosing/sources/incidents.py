@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...errors import FormatError
+from ...files import file_text
 from ...location import call_name
 from ...records import Incident
 from ..bugs import read_versions
@@ -28,7 +29,7 @@ def read_incidents(paths: Sequence[Path], root: Path) -> Part:
     for path in sorted(paths)[:MAX_INCIDENTS]:
         name = _name(path, root)
         try:
-            found.append((name, Incident.from_json(json.loads(path.read_text(encoding="utf-8")))))
+            found.append((name, Incident.from_json(json.loads(file_text(path)))))
         except (OSError, ValueError, FormatError, RecursionError) as error:
             looked.append(Looked(mark="✗", what="incident", found=f"{name}: {error}"))
     if found:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ...checkpoint.layout import Checkpoint
 from ...config.loading import SUFFIXES
 from ...errors import missing
+from ...files import open_file
 from ...logs import LogFile, find_logs
 from ..data.annotations import is_coco, is_yolo
 from .checkpoints import find_checkpoints
@@ -239,7 +240,7 @@ def _holds_boxes(file: Path) -> bool:
             return file.stat().st_size <= MAX_DATA_BYTES and is_coco(file)
         if file.suffix.lower() == ".txt":
             return is_yolo(file)
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             return b"<annotation" in stream.read(400)
     except OSError:
         return False

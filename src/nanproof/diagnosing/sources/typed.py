@@ -18,6 +18,7 @@ from pathlib import Path
 from ...config.launch import programs
 from ...config.loading import SHELL
 from ...config.source import Source
+from ...files import open_file
 from ...linting.program import Program
 from ...logs.readers.notebook import read_notebook
 from .in_force import HEADER_LINES, head_of
@@ -132,7 +133,7 @@ def last_command(history: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ... import files
 from ...errors import NanproofError, UsageError
+from ...files import file_bytes
 from ...logs import read
 from ...logs.series import Series
 from .plan import Plan, Stage
@@ -143,7 +144,7 @@ def _note_end(folder: Path, begun: Mapping[str, object], why: str) -> None:
     """In the run's record, so that nobody takes it for a run that was killed."""
     path = folder / "run.json"
     with suppress(OSError, ValueError):
-        begun = {**begun, **json.loads(path.read_bytes())}
+        begun = {**begun, **json.loads(file_bytes(path))}
     files.write_atomic(path, json.dumps({**begun, "ended": why}, indent=1) + "\n")
 
 

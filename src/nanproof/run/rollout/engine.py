@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ... import files
 from ...errors import FormatError, NanproofError, UsageError
+from ...files import file_bytes
 from ...records import from_json, to_json
 from .attempt import Tell, attempt
 from .gates import Gate, judge
@@ -78,7 +79,7 @@ def _before(plan: Plan, restart: bool) -> Result:
     if restart or not path.exists():
         return fresh
     try:
-        kept = from_json(Result, json.loads(path.read_bytes()))
+        kept = from_json(Result, json.loads(file_bytes(path)))
     except (ValueError, NanproofError) as error:
         raise FormatError(f"{path} is no state of a rollout: {error}", hint="add --restart to start over") from None
     if kept.digest != plan.digest:

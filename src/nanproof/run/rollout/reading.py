@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...files import file_bytes
 from .plan import Fallback, Gates, Limit, Plan, Stage, Target
 
 LARGEST = 1 << 20  # bytes of a plan
@@ -26,7 +27,7 @@ def load_plan(path: str | Path, out: str | Path | None = None) -> Plan:
     try:
         if file.stat().st_size > LARGEST:
             raise UsageError(f"{path} is too large for a plan", hint="give a plan as nanproof rollout --init writes it")
-        raw = file.read_bytes()
+        raw = file_bytes(file)
         data = yaml.safe_load(raw)
     except OSError as error:
         raise UsageError(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...files import file_bytes, file_text
+
 FILES = 200  # of a project that are read
 LARGEST = 1 << 20  # bytes of one of them
 _RATE = re.compile(r"(?:--)?((?:base|max|peak|init)?[-_]?(?:lr|learning[-_]?rate))", re.I)
@@ -105,7 +107,7 @@ def _trees(text: str, path: Path) -> Iterator[ast.Module]:
                 for file in (stem.with_suffix(".py"), stem / "__init__.py"):
                     if file.absolute() not in seen and file.is_file() and file.stat().st_size < LARGEST:
                         seen.add(file.absolute())
-                        waiting.append((file.read_text(encoding="utf-8", errors="replace"), file))
+                        waiting.append((file_text(file, errors="replace"), file))
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -229,7 +231,7 @@ def _rates_in(place: Path, prefix: str) -> Iterator[tuple[str, float]]:
     import yaml
 
     try:
-        data = yaml.safe_load(place.read_bytes()) if place.stat().st_size < LARGEST else None
+        data = yaml.safe_load(file_bytes(place)) if place.stat().st_size < LARGEST else None
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return
     yield from _walk(data, prefix)

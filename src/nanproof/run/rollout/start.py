@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from ...errors import UsageError
+from ...files import file_text
 from .script import read_script
 
 _SCRIPTS = ("train.py", "main.py", "run.py", "src/train.py", "scripts/train.py", "tools/train.py")
@@ -17,7 +18,7 @@ def first_plan(folder: Path, script: str | None = None, processes: int = 2) -> s
     if script is None:
         raise UsageError(f"no training script was found in {folder}", hint="name it: nanproof rollout --init train.py")
     try:
-        text = (folder / script).read_text(encoding="utf-8", errors="replace")
+        text = file_text(folder / script, errors="replace")
     except OSError as error:
         raise UsageError(f"{script} cannot be read: {error.strerror}", hint="name the training script") from None
     found = read_script(text, folder / script)
