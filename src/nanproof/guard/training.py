@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -163,7 +163,7 @@ class Training:
         return [t for s in self.scalers for t in (s._scale, s._growth_tracker)]
 
 
-def gradients_of(parameters: list[tuple[str, nn.Parameter]]) -> list[Named]:
+def gradients_of(parameters: Sequence[tuple[str, nn.Parameter]]) -> list[Named]:
     """The gradients of some parameters; of sparse ones their coalesced values, which alias them."""
     found = []
     for name, p in parameters:
