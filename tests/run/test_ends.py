@@ -15,7 +15,7 @@ import torch
 
 from nanproof.errors import UsageError
 from nanproof.run.handover import hand_over
-from run.launch import Ran, guarded, incidents, is_finite, nanproof, run_guarded
+from run.launch import Ran, different, guarded, incidents, is_finite, nanproof, plain, run_guarded
 from support.forked import run_python
 
 pytestmark = pytest.mark.slow
@@ -316,6 +316,45 @@ for i in range(4):
     assert done.returncode == 1
     assert "cause: train.py:10 RuntimeError: Function" in done.stderr
     assert "why: 1 × exception, nonfinite input" in done.stderr
+
+
+def test_two_threads_that_train_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of them is guarded, the other one is named; neither is disturbed."""
+    source = """
+        import threading, torch
+        models, turn, failed = {}, threading.Barrier(2), []
+        def train(name):
+            try:
+                torch.manual_seed(0)
+                layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
+                models[name] = torch.nn.Sequential(*layers)
+                optimizer = torch.optim.SGD(models[name].parameters(), lr=0.1)
+                for i in range(8):
+                    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(i))
+                    turn.wait()
+                    out = models[name](x)
+                    turn.wait()  # both have an open step here
+                    optimizer.zero_grad()
+                    (out.square().mean() * (float("nan") if (name, i) == (BAD, 4) else 1.0)).backward()
+                    optimizer.step()
+            except Exception as error:
+                failed.append(repr(error))
+                turn.abort()
+        threads = [threading.Thread(target=train, args=(name,), name=name) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    """
+    ran = guarded(tmp_path, source.replace("BAD", "''"))
+    assert ran.main["failed"] == []
+    (missed,) = ran.outcome.not_guarded
+    other = missed.removeprefix("SGD in ")
+    assert other in ("a", "b")
+    assert "guard-failed" not in caplog.text
+    alone = plain(tmp_path, source.replace("BAD", "''"))["models"]
+    assert different(ran.main["models"][other].state_dict(), alone[other].state_dict()) == []
+    assert ran.outcome.attached
 
 
 DIES = """

@@ -306,6 +306,16 @@ LOOPS = {
             optimizer.zero_grad()
         end = state(optimizer)
     """,
+    "lazy modules, whose first pass makes their parameters": """
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for i, a, b in batches():
+            optimizer.zero_grad()
+            mse(model(a), b).backward()
+            optimizer.step()
+        end = state(optimizer)
+    """,
     "SAM, by a call for each of its two steps": """
         class SAM(torch.optim.Optimizer):
             def __init__(self, params, base, rho=0.05):

@@ -214,7 +214,8 @@ class Answers:
         full = isinstance(error, MemoryError | torch.OutOfMemoryError)  # no room to look at anything
         bad_input = bool(step.passes) and not full and step.passes[-1].has_bad_input
         verdict = Verdict(kind="exception", step=step.number, level="input" if bad_input else None, names=(said,))
-        self._context.tally.kinds["exception, nonfinite input"] += bad_input
+        if bad_input:
+            self._context.tally.kinds["exception, nonfinite input"] += 1
         action = Action(kind="skip", reason="the step raised; everything is as if its batch had never come")
         self._record_exception(step, error, verdict, action, None)
 

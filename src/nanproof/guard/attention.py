@@ -11,6 +11,7 @@ only their forward passes are looked into, and only at steps that are read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -38,6 +39,8 @@ class Logits:
         self.hooks: list[RemovableHandle] = []
         self._automatic = automatic = automatic if COMPILES else 0
         self._inside: list[str] = []
+        self._thread = 0
+        """That of the step; a mode belongs to a single thread."""
         self._mode = _Softmax(self._see)
         found = {n: m for n, m in model.named_modules() if (n and automatic) or n in names}
         compiled = any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules())
@@ -49,7 +52,7 @@ class Logits:
             self._leave()
         for hook in self.hooks:
             hook.remove()
-        self.hooks = []
+        self.hooks, self._thread = [], threading.get_ident()
         if names != () and not anything_compiled():  # a mode around compiled code would keep it from running compiled
             read = {n: m for n, m in self._modules.items() if names is None or n in names}
             self.hooks = [hook for n, m in read.items() for hook in self._around(n, m)]
@@ -62,14 +65,16 @@ class Logits:
 
     def _around(self, name: str, module: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
         def enter(*_: Any) -> None:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
                 return
             if not self._inside:
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._inside.append(name)
 
         def leave(*_: Any) -> None:
-            if not torch.compiler.is_compiling() and self._inside and self._inside[-1] == name:
+            if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+                return
+            if self._inside and self._inside[-1] == name:
                 self._leave()
 
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,8 @@ class Passes:
         self.evaluating = False
         """Whether a step evaluates its closure again: passes that are part of the update."""
         self.hooks: list[RemovableHandle] = []
+        self._thread = 0
+        """That of the step."""
         self._forward = False
         """Whether a forward pass has begun whose backward pass has not."""
         self._in_backward = False
@@ -71,6 +74,11 @@ class Passes:
         self._made_before: set[tuple[str, int]] = set()
         self._left: Mapping[str, Any] | None = None
         """Random states before a bad pass that the script has left out, until the verdict on the next step."""
+
+    @property
+    def open(self) -> bool:
+        """Whether a step has begun and is not decided yet."""
+        return self.step is not None and not self.judged
 
     @property
     def _watching(self) -> bool:
@@ -150,7 +158,8 @@ class Passes:
 
     def _trains(self, module: nn.Module) -> bool:
         # activation checkpointing runs forward passes again within the backward pass
-        return self._watching and not self._in_backward and module.training and torch.is_grad_enabled()
+        mine = not self.open or self._thread == threading.get_ident()
+        return mine and self._watching and not self._in_backward and module.training and torch.is_grad_enabled()
 
     def begin(self, batch: Any = None) -> None:
         """A forward pass is about to begin: remember random states and buffers."""
@@ -189,6 +198,7 @@ class Passes:
         """A step begins; one of which no forward pass was seen has nothing to ``capture`` any more."""
         self._settle()
         self.judged = False
+        self._thread = threading.get_ident()
         self._calls.settle(self._context.tally.steps)
         self._backwards, self._witness = 0, None
         self._made, self._made_before = set(self._made - self._made_before), self._made - self._made_before

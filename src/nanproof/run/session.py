@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..errors import NonFiniteError
@@ -31,6 +33,7 @@ from .own_averages import OwnAverages
 from .registry import Registry
 from .saves import find_poison
 from .steps_in_backward import StepsInBackward
+from .training_thread import WHY, TrainingThread
 
 log = logging.getLogger("nanproof")
 Call = Callable[..., Any]
@@ -62,6 +65,7 @@ class Session(Boundary):
         self._in_backward = self._stepping = self._scheduling = False
         self._hears_loaders = True
         self._process, self._over = os.getpid(), False
+        self._thread, self._without = TrainingThread(lambda: self._loop is not None and self._loop.passes.open), False
         self._started, self._overwrites = time.time(), False
         self._rates: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
 
@@ -69,6 +73,11 @@ class Session(Boundary):
     def here(self) -> bool:
         """Whether the session goes on, in the process that it belongs to; a forked one is left alone."""
         return not self._over and os.getpid() == self._process
+
+    @property
+    def _trains(self) -> bool:
+        """Whether what the caller does is part of the training that is guarded."""
+        return self.here and self._thread.here()
 
     @property
     def _loop(self) -> ExternalLoop | None:
@@ -96,8 +105,10 @@ class Session(Boundary):
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if kwargs is None:
             return  # a trigger that was removed during this very call
-        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled() or not self.here:
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled() or not self._trains:
             return
+        if any(is_lazy(p) for o in self._strangers() for g in o.param_groups for p in g["params"]):
+            return  # this very pass makes them: its loss is where the guard begins
         self.registry.drop_triggers()
         loop = self._guard_all() if self._strangers() else None
         if loop is not None:
@@ -107,7 +118,7 @@ class Session(Boundary):
 
     def forward(self, module: nn.Module, call: Call, args: Any, kwargs: Any) -> Any:
         """A forward pass whose hooks are compiled away: begin and end it from outside."""
-        if transforming():
+        if transforming() or not self._trains:
             return call(*args, **kwargs)
         known = self._loop
         self._on_forward(module, args, kwargs)
@@ -207,7 +218,7 @@ class Session(Boundary):
 
     def backward(self, call: Call, losses: Any, scaled_by: Any, raw: Tensor | None) -> Any:
         """A backward pass; those within a backward pass (activation checkpointing) are part of it."""
-        if self._in_backward or not self.here or self._replaying or transforming():
+        if not self._trains or self._in_backward or self._replaying or transforming():
             return call()
         if self._until_guarded and self.attachment.attached:
             raise Checked
@@ -231,7 +242,7 @@ class Session(Boundary):
 
     def look(self, outputs: Any) -> None:
         """A backward pass begins: until it is known who updates the weights, see whether they have changed."""
-        if self.attachment.looking and self.here and not self._in_backward and not self._replaying:
+        if self.attachment.looking and self._trains and not self._in_backward and not self._replaying:
             with self.surviving("looking at who updates the weights"):
                 if transforming():
                     self.attachment.look_inside(optimizers=bool(self.registry.optimizers))
@@ -240,14 +251,14 @@ class Session(Boundary):
 
     def holds(self, optimizer: Optimizer, clear: Call) -> bool:
         """Whether gradients cannot be cleared yet, because the step that uses them waits for the verdict."""
-        if self._loop is not None and self.here and not self._in_backward:
+        if self._loop is not None and self._trains and not self._in_backward:
             self._loop.passes.clearing(optimizer)
-        return self._replaying or (self._in_backward and self._waiting.clear(optimizer, clear))
+        return self._trains and (self._replaying or (self._in_backward and self._waiting.clear(optimizer, clear)))
 
     def clip(self, call: Call, parameters: list[Tensor]) -> Any:
         """Clipping: the verdict comes before it, and a vetoed step keeps its gradients as they are."""
         loop = self._loop
-        if loop is None or not self.here or self._in_backward:
+        if loop is None or not self._trains or self._in_backward:
             return call()
         if loop.judge_clip(parameters):
             return call()
@@ -255,6 +266,9 @@ class Session(Boundary):
 
     def step(self, optimizer: Optimizer, call: Call, closure: Call | None) -> Any:
         """A step of an optimizer; those within it, of optimizers inside others, are part of it."""
+        if self.here and not self._trains:
+            self._pass_over(optimizer)
+            return call(*([closure] if closure is not None else []))
         if self._replaying:
             return None  # a hook of the script's
         if (
@@ -279,7 +293,17 @@ class Session(Boundary):
         result = loop.step(optimizer, carry_out, closure)
         self._rates[optimizer] = _rate(optimizer)  # an optimizer may change it by itself
         self._after(loop)
+        if self._without:
+            self._without = False
+            self._guard_all()
         return result
+
+    def _pass_over(self, optimizer: Optimizer) -> None:
+        """It steps in a thread beside the one that is guarded."""
+        if not self.registry.is_passed_over(optimizer):
+            self.registry.pass_over([optimizer])
+            self._without = self._loop is not None and self._loop.owns(optimizer)
+            self.miss(f"{type(optimizer).__name__} in {threading.current_thread().name}", WHY)
 
     def _after(self, loop: ExternalLoop) -> None:
         if not loop.carried_out:
@@ -323,7 +347,7 @@ class Session(Boundary):
             self.unheld[f"the learning rate of {type(optimizer).__name__}"] = "the script sets it itself"
 
     def scaler_step(self, optimizer: Optimizer, call: Call) -> Any:
-        loop = self._loop_for(optimizer) if self.here else None
+        loop = self._loop_for(optimizer) if self._trains else None
         self.attachment.stepping = self.attachment.stepping or loop is not None
         if loop is None or loop.judge(optimizer):
             return call()
@@ -332,13 +356,13 @@ class Session(Boundary):
         return None
 
     def scaler_update(self, scaler: Any, call: Call) -> Any:
-        held = self._loop.held_scale(scaler) if self._loop is not None and self.here else None
+        held = self._loop.held_scale(scaler) if self._loop is not None and self._trains else None
         return call(held) if held is not None else call()
 
     def follow(self, follower: Any, optimizer: Any, call: Call) -> Any:
         """A schedule or an average moves on, if an update was carried out since it last did."""
         loop = self._loop
-        if loop is None or self._scheduling or not self.here or (optimizer is not None and not loop.owns(optimizer)):
+        if loop is None or self._scheduling or not self._trains or (optimizer is not None and not loop.owns(optimizer)):
             return call()
         if not loop.advances(follower, optimizer):
             return None
