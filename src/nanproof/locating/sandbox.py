@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..rng import random_states, set_random_states
 from ..tensors import tensors_in
+from .bounds import Endless, within
 
 T = TypeVar("T")
 _NOT_STATE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks")
@@ -30,7 +31,11 @@ _COPIED_ATTRIBUTE = 64 << 20
 """Larger tensors that a module holds as plain attributes are not copied."""
 
 
-class OutOfTime(Exception):
+_SECONDS = 300.0
+"""Time for one replay on other values than the step's, where no other limit is given."""
+
+
+class OutOfTime(Endless):
     """Ends a search whose time is used up; what was found so far is the answer."""
 
 
@@ -46,8 +51,10 @@ class Sandbox:
     ) -> None:
         self.model = model
         self.batch = batch
-        self._begun = False
-        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._began: float | None = None
+        self._first = math.inf
+        """Seconds that the first replay took, which has the step's own values."""
+        self._until = None if seconds is None else time.monotonic() + seconds
         used = _used_by(step) if step is not None else {}
         self.others = {n: m for n, m in used.items() if isinstance(m, nn.Module) and not _same(m, model)}
         self.tensors = [(n, t) for n, t in used.items() if isinstance(t, Tensor) and t.numel() <= _LOOKED_AT]
@@ -76,9 +83,27 @@ class Sandbox:
 
     def allow(self) -> None:
         """Raise when the time for replays is used up: after the first, no further one is begun."""
-        if self._begun and time.monotonic() > self._until:
+        if self._began is None:
+            self._began = time.monotonic()
+        elif self._until is not None and time.monotonic() > self._until:
             raise OutOfTime("the time for locating was used up")
-        self._begun = True
+
+    def reproduced(self) -> None:
+        """The first replay has ended: those that follow may have other values."""
+        if math.isinf(self._first) and self._began is not None:
+            self._first = time.monotonic() - self._began
+
+    def in_time(self, play: Callable[[], T]) -> T:
+        """Run a part of the step; after the first replay within a time that only a loop without end takes."""
+        now = time.monotonic()
+        left = self._until - now if self._until is not None else _SECONDS
+        seconds = max(left, 10 * self._first)
+        try:
+            return within(seconds, play)
+        finally:
+            if time.monotonic() - now >= seconds:  # whether or not the step has caught what ended it
+                self._until = now
+                raise OutOfTime("a replay with other values than the step's did not end") from None
 
     def hold(self, leaf: Tensor) -> bool:
         """Remember the gradient of a leaf that the step reaches; whether it is seen for the first time."""
