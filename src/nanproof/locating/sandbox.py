@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import random
 import time
@@ -27,6 +28,8 @@ _NOT_STATE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_backwar
 _STREAMS = (torch.Generator, random.Random, np.random.Generator)
 _LOOKED_AT = 1 << 26
 """Larger tensors in the variables of a step, such as a whole dataset, are not looked through."""
+_LISTED = 64
+"""Of a list or dictionary of tensors so many are looked at."""
 _COPIED_ATTRIBUTE = 64 << 20
 """Larger tensors that a module holds as plain attributes are not copied."""
 
@@ -168,8 +171,13 @@ class Sandbox:
             named += [(f"parameter {variable}.{n}", p) for n, p in module.named_parameters()]
             named += [(f"buffer {variable}.{n}", b) for n, b in module.named_buffers()]
         for path, module in self.modules():
-            held = ((k, v) for k, v in vars(module).items() if isinstance(v, Tensor) and not k.startswith("__"))
-            named += [(f"attribute {f'{path}.{k}'.lstrip('.')}", v) for k, v in held]
+            held = ((k, v) for k, v in vars(module).items() if k not in _NOT_STATE and not k.startswith("__"))
+            for key, value in held:
+                name = f"attribute {f'{path}.{key}'.lstrip('.')}"
+                if isinstance(value, Tensor):
+                    named.append((name, value))
+                elif isinstance(value, list | tuple | dict):
+                    named += itertools.islice(tensors_in(value, name), _LISTED)
         names = self.names()
         named += [(names.get(id(t), f"input {n}"), t) for n, t in self.tensors]
         return [(n, t.detach()) for n, t in named if t.is_floating_point() or t.is_complex()]
@@ -286,7 +294,7 @@ def _used_by(step: Callable[..., Any]) -> dict[str, Any]:
         elif _trains(value) or isinstance(value, _STREAMS):
             found.setdefault(name, value)
         elif isinstance(value, Mapping | list | tuple) and depth < 2:
-            for path, tensor in list(tensors_in(value, name))[:64]:
+            for path, tensor in itertools.islice(tensors_in(value, name), _LISTED):
                 found.setdefault(path, tensor)
         elif depth < 1 and hasattr(value, "__dict__") and not isinstance(value, type) and not inspect.ismodule(value):
             for key, item in list(vars(value).items())[:64]:

@@ -442,7 +442,7 @@ def spread_in_windows_of_one_frame() -> Case:
     return named(lift=nn.Linear(6, 6), windows=Windows(1)), {"x": torch.randn(2, 6)}, mean_of_squares
 
 
-@program(phase="forward", mechanism="invalid", op="div")
+@program(phase=("forward", "outside"), mechanism=("invalid", "outside-dispatcher"), op="div")
 def class_weights_with_an_infinity_of_their_own() -> Case:
     """A class without samples gets an infinite weight on purpose; normalized, it is inf / inf."""
 
