@@ -455,9 +455,7 @@ def class_weights_with_an_infinity_of_their_own() -> Case:
     return nn.Linear(4, 3), {"x": torch.randn(4, 4), "y": torch.tensor([0, 1, 1, 0])}, step
 
 
-@program(
-    phase=("outside", "leaf"), mechanism=("bad-leaf", "outside-dispatcher"), leaf=("attribute tables", "input tables")
-)
+@program(phase=("leaf", "outside"), mechanism=("bad-leaf", "outside-dispatcher"), leaf="attribute tables.tables.1")
 def table_in_a_list_of_a_module() -> Case:
     """A plain list of tensors, which no optimizer and no checkpoint knows."""
 
