@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import nanproof
+from nanproof import Guard, Incident
 
 
 def line_of(marker: str) -> int:
@@ -141,6 +143,46 @@ def test_a_whole_step_in_another_thread_is_located() -> None:
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(lambda: nanproof.locate(step, model=model)).result()
     assert (found.op, found.line, found.verified) == ("log", line_of("all in one thread"), True)
+
+
+class BreaksOnNines(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # a guarded module
+        h: Tensor = self.linear(x)
+        return torch.log(h * 0 - 1) if bool((x > 5).any()) else h  # in a guarded module
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("closure", [True, False])
+def test_a_guarded_loop_with_threads_is_located(tmp_path: Path, closure: bool, whole: bool) -> None:
+    """The whole step runs in a thread, or only the forward pass does; either way the run goes on."""
+    model = BreaksOnNines()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    verdicts = []
+    with ThreadPoolExecutor(1) as pool, Guard(model, optimizer, run_dir=tmp_path / "run") as guard:
+
+        def loss_of(x: Tensor) -> Tensor:
+            return (model(x) if whole else pool.submit(model, x).result()).square().mean()  # type: ignore[no-any-return]
+
+        def step(x: Tensor) -> Any:
+            if closure:
+                return guard.step(lambda: loss_of(x))
+            guard.backward(loss_of(x))
+            return guard.step()
+
+        for i in range(5):
+            x = torch.full((2, 3), 9.0 if i == 2 else 1.0)
+            verdicts.append(pool.submit(step, x).result() if whole else step(x))
+    assert [v.ok for v in verdicts] == [True, True, False, True, True]
+    (record,) = (tmp_path / "run" / "incidents").glob("*/incident.json")
+    found = Incident.from_json(json.loads(record.read_text())).location
+    assert found is not None
+    seen = whole or not closure  # without a closure the model is called again in the guard's own thread
+    assert found.line == line_of("in a guarded module" if seen else "a guarded module")
+    assert found.verified is (True if seen else None)
 
 
 def test_locating_does_not_import_sympy() -> None:

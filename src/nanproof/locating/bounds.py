@@ -16,6 +16,7 @@ from typing import TypeVar
 T = TypeVar("T")
 AGAIN_SECONDS = 1.0
 """The code that is ended may catch what ends it: it is told again."""
+_POLL = 0.0005
 
 
 class Endless(BaseException):
@@ -44,12 +45,13 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     thread = threading.get_ident()
     wake = threading.Lock()
     wake.acquire()
-    state = {"over": False, "watched": True}
+    state = {"over": False, "watched": True, "raised": False}
 
     def watch() -> None:
         wait = max(seconds, 0.0)
         while not wake.acquire(timeout=min(wait, threading.TIMEOUT_MAX)) and not state["over"]:
-            _raise_in(thread, Endless)
+            state["raised"] = True
+            _raise_in(thread)
             wait = AGAIN_SECONDS
         state["watched"] = False
 
@@ -61,20 +63,25 @@ def within(seconds: float, work: Callable[[], T]) -> T:
             state["watched"] = False
         return work()
     finally:
-        settled = False
-        while not settled:
+        last = False
+        while True:
             try:
                 state["over"] = True
                 if wake.locked():
                     wake.release()
                 while state["watched"]:
-                    time.sleep(0.0005)
-                _raise_in(thread, None)  # one that is still waiting
-                settled = True
+                    time.sleep(_POLL)
+                last = True
+                if state["raised"]:  # one may still wait: it is replaced by this one, and awaited here
+                    _raise_in(thread)
+                    while True:
+                        time.sleep(_POLL)
+                break
             except Endless:
-                pass
+                if last:
+                    break
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    raised = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int) -> None:
+    # never taken back with NULL: Python 3.11 then waits for it forever in code that is traced (a debugger, coverage)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Endless))
