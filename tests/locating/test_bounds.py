@@ -150,25 +150,24 @@ def test_what_ends_a_block_is_never_raised_after_it() -> None:
 
 
 TRACED = """
-    import sys
-    from nanproof.locating.bounds import Endless, within
-from support.forked import run_python
+import sys
+from nanproof.locating.bounds import Endless, within
 
-    def loop():
-        while True:
-            pass
+def loop():
+    while True:
+        pass
 
-    def count(n):
-        return sum(i for i in range(n))
+def count(n):
+    return sum(i for i in range(n))
 
-    within(60, lambda: count(10))
-    for work in (loop, lambda: count(10**5)):
-        try:
-            within(0.001, work)
-        except Endless:
-            pass
-    sys.settrace(lambda *_: (lambda *_: None))
-    print(count(1000))
+within(60, lambda: count(10))
+for work in (loop, lambda: count(10**5)):
+    try:
+        within(0.001, work)
+    except Endless:
+        pass
+sys.settrace(lambda *_: (lambda *_: None))
+print(count(1000))
 """
 
 
