@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..captured import CapturedState
 from ..locating import Location, locate
+from ..locating.bounds import Endless, within
 from ..locating.sandbox import Sandbox
 from ..locating.update import Healthy, replayed_update
 from ..location import code_frame
@@ -154,10 +155,15 @@ class AutoLocate:
         (optimizer,) = training.optimizers
         try:
             sandbox = Sandbox(training.model, culprit.batch, culprit.closure.again)
+            again = culprit.closure.again
+
+            def play() -> None:
+                with torch.enable_grad():
+                    losses_of(again(), self._weights).total.backward()  # type: ignore[no-untyped-call]
+
             with sandbox.kept(), older.borrowed():
                 sandbox.clear()
-                with torch.enable_grad():
-                    losses_of(culprit.closure.again(), self._weights).total.backward()  # type: ignore[no-untyped-call]
+                within(self._left, play)
                 gradients: dict[Tensor, Tensor] = {
                     p: p.grad.detach() for _, p in training.parameters if p.grad is not None
                 }
@@ -165,7 +171,7 @@ class AutoLocate:
                 update=older.update, values=older.values(), state=older.optimizer_state(optimizer), gradients=gradients
             )
             said, proved = replayed_update(optimizer, before, {p: n for n, p in training.parameters})
-        except Exception as error:  # the location stands without it
+        except (Exception, Endless) as error:  # the location stands without it
             log.warning("nanproof: an update could not be replayed: %s: %s", type(error).__name__, error)
             return found
         if not said:

@@ -10,6 +10,7 @@ data       bad from an older snapshot too: skip the batch
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..captured import CapturedState
+from ..locating.bounds import Endless, within
 from ..locating.collectives import CollectiveRefused, no_collectives
 from ..locating.precision import in_precision
 from ..losses import losses_of
@@ -33,6 +35,7 @@ from .snapshots import Snapshot
 from .step import OpenStep
 from .training import Training, gradients_of
 
+_SECONDS = 300.0
 CLOSE_LOOKS = 50
 """How many bad tensors get their statistics taken; the rest are only named."""
 
@@ -90,6 +93,8 @@ class Rerun:
         """The losses of the last run."""
         self.culprit: int | None = None
         """The rank whose own gradients were bad before they were reduced."""
+        self._seconds = math.inf
+        """How long a run on other values may take: the first, on the step's own, shows what is usual."""
         self._refused = False
         """Whether a replay met a collective that only this rank was about to take part in."""
 
@@ -169,15 +174,19 @@ class Rerun:
             self._before.restore()
         else:
             set_random_states(self._before.random)
+        began = time.monotonic()
         try:
             with self._apart():
-                run()
-        except Exception as error:
+                within(self._seconds, run)
+        except (Exception, Endless) as error:
             self._refused = self._refused or isinstance(error, CollectiveRefused)
             if self._lockstep:
                 raise  # the others are in the middle of a gather; nothing can be learned any more
             self._training.zero_grad()
             return False
+        finally:
+            if math.isinf(self._seconds) and not self._lockstep:
+                self._seconds = _SECONDS + 10 * (time.monotonic() - began)
         grads = gradients() if gradients is not None else [g for _, g in gradients_of(self._training.parameters)]
         norm = float(total_norm(grads)) if self._lockstep or not self._ranks.sharded else math.nan
         return all(map(math.isfinite, self.losses)) and math.isfinite(norm)

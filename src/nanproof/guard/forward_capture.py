@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ..locating.values import current_stack, frames_of, own_frame
 from ..location import Location, call_name
 from ..tensors import bytes_of, device_kinds, is_finite, tensors_in
 from .hooks import Hook
 from .loss_graph import LossGraph
 
 log = logging.getLogger("nanproof")
-_INNER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), contextlib.__file__)
 KEPT_BYTES = 64 << 20
 """Larger gradients of outputs are not kept: to hold those of an LLM's logits could cost a run its memory."""
 
@@ -109,11 +106,9 @@ class ForwardCapture:
 
     def before_backward(self, loss: Any) -> None:
         """Where the loop calls backward, and what kind of expression the loss is."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_INNER):
-            frame = frame.f_back
-        if frame is not None:
-            self._backward = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        stack = current_stack()
+        if stack:
+            self._backward = frames_of(stack)[own_frame(stack)]
         node = loss.grad_fn if isinstance(loss, Tensor) else None
         self._node = node.name() if node is not None else ""
         self._graph = LossGraph(loss, max([self._returned, *(call._returned for call in self._calls)]))
@@ -201,7 +196,11 @@ class ForwardCapture:
         if not bad_loss and all(is_finite(g) for g in self._gradients.values()):
             return None
         file, line, function = self._backward
-        origin = self._graph.find(backward=not bad_loss) if self._graph is not None else None
+        origin = (
+            self._graph.find(backward=not bad_loss, outputs_good=self._outputs_were_good)
+            if self._graph is not None
+            else None
+        )
         if origin is None and not self._outputs_were_good:
             return None
         bad, last = "loss" if bad_loss else "gradient that came back", call_name(self._node)
@@ -215,6 +214,7 @@ class ForwardCapture:
             function=function,
             mechanism=origin.mechanism if origin is not None else "loss-expression",
             why=origin.why if origin is not None else why,
+            leaf=origin.leaf if origin is not None else "",
             doubt="read from what autograd had saved of the loss, which cannot be replayed"
             if origin is not None
             else "",

@@ -7,7 +7,7 @@ operations until the backward pass:
 >>> logits, labels = torch.zeros(2, 5, requires_grad=True), torch.tensor([-100, -100])
 >>> graph = LossGraph(torch.nn.functional.cross_entropy(logits, labels), since=0)
 >>> graph.find(backward=False)
-Origin(op='cross_entropy', mechanism='empty-reduction', why='all 2 targets are ignored (-100), so ... 0 / 0')
+Origin(op='cross_entropy', mechanism='empty-reduction', why='all 2 targets are ignored (-100), ... 0 / 0', leaf='')
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..location import Mechanism
+from ..location import Mechanism, call_name
+from ..tensors import facts_of, is_finite
 
 MAX_NODES = 32
 MAX_BYTES = 1 << 20
@@ -33,6 +34,8 @@ class Origin:
     op: str
     mechanism: Mechanism
     why: str
+    leaf: str = ""
+    """What came into the loss non-finite already."""
 
 
 Saved = Mapping[str, Any]
@@ -43,31 +46,80 @@ class LossGraph:
 
     def __init__(self, loss: Any, since: int) -> None:
         """``since``: autograd's sequence number when the model had returned; older nodes are the model's own."""
-        self._nodes: list[tuple[str, Saved, bool]] = []
+        self._nodes: list[_Node] = []
         root = loss.grad_fn if isinstance(loss, Tensor) else None
         waiting: list[tuple[Any, bool]] = [(root, False)] if root is not None else []
         seen = {root}
         while waiting and len(seen) <= MAX_NODES:
             node, selected = waiting.pop(0)
             name = node.name().rstrip("0123456789").removesuffix("Backward")
-            if name in _READS:
-                self._nodes.append((name, {field: _saved(node, field) for field in _READS[name][0]}, selected))
+            if name in _READS or name in _CONSTANTS or name in _OF_DIFFERENCES:
+                self._nodes.append(_Node(node, name, selected, since))
             for below, _ in node.next_functions:
                 new = below is not None and below not in seen and "AccumulateGrad" not in below.name()
                 if new and below._sequence_nr() >= since:
                     seen.add(below)
                     waiting.append((below, selected or name in _SELECTS))
 
-    def find(self, *, backward: bool) -> Origin | None:
-        """The operation farthest from the loss that has no finite value, or with ``backward`` no finite gradient."""
-        for name, saved, selected in reversed(self._nodes):
-            read = _READS[name][1]
-            if not selected and (found := read(saved, backward)) is not None:
+    def find(self, *, backward: bool, outputs_good: bool = False) -> Origin | None:
+        """The operation farthest from the loss that has no finite value, or with ``backward`` no finite gradient.
+
+        ``outputs_good``: what the model returned is known to be finite.
+        """
+        for node in reversed(self._nodes):
+            if outputs_good and not node.selected and (found := node.read_difference()) is not None:
                 return found
-            if selected and backward and (hidden := read(saved, True) or read(saved, False)) is not None:
+            if not node.selected and (found := node.read(backward)) is not None:
+                return found
+            if node.selected and backward and (hidden := node.read(True) or node.read(False)) is not None:
                 why = f"{hidden.why}; torch.where hides the value, not its gradient"
                 return Origin(hidden.op, "where-gradient", why)
         return None
+
+
+class _Node:
+    """An operation of the loss, with what is read of it."""
+
+    def __init__(self, node: Any, name: str, selected: bool, since: int) -> None:
+        self._name, self.selected = name, selected
+        self._saved = {field: _saved(node, field) for field in _READS[name][0]} if name in _READS else {}
+        below = node.next_functions
+        self._constants = [
+            (word, _saved(node, field))
+            for field, (place, word) in _CONSTANTS.get(name, {}).items()
+            if place is None or (place < len(below) and below[place][0] is None)
+        ]
+        """What goes into it and is not computed from anything that is trained: targets, weights, factors."""
+
+        self._difference = (
+            _saved(node, "self") if name in _OF_DIFFERENCES and _takes_target(below[0][0], since) else None
+        )
+        """The model's output minus a target: of a difference itself nothing is saved."""
+
+    def read_difference(self) -> Origin | None:
+        given = self._difference
+        if given is None or is_finite(given):
+            return None
+        why = "the output minus a target is non-finite, and the model's output is finite when it is replayed"
+        return Origin("sub", "bad-leaf", f"{why}: {facts_of('', given).census}", "input (the target)")
+
+    def read(self, backward: bool) -> Origin | None:
+        for word, value in self._constants:
+            given = torch.tensor(value) if isinstance(value, float) else value
+            if isinstance(given, Tensor) and not is_finite(given):
+                op = "cross_entropy" if self._name.startswith("Nll") else call_name(f"{self._name}Backward0")
+                what = f"the {word} of {op}"
+                why = f"{what} was already non-finite: {facts_of(word, given).census}"
+                return Origin(op, "bad-leaf", why, f"input ({what})")
+        return _READS[self._name][1](self._saved, backward) if self._name in _READS else None
+
+
+def _takes_target(node: Any, since: int) -> bool:
+    """Whether a node subtracts something that is not trained from what the model has returned."""
+    if node is None or not node.name().startswith("SubBackward"):
+        return False
+    edges = [below for below, _ in node.next_functions]
+    return edges.count(None) == 1 and all(b is None or b._sequence_nr() < since for b in edges)
 
 
 def _saved(node: Any, field: str) -> Any:
@@ -128,6 +180,8 @@ def _log(saved: Saved, backward: bool) -> Origin | None:
 
 def _div(saved: Saved, backward: bool) -> Origin | None:
     divisor, top = saved["other"], saved["self"]
+    if isinstance(divisor, int | float):
+        divisor = torch.tensor(float(divisor))
     if divisor is None or not bool(divisor.isfinite().all()):
         return None
     zero = _count(divisor == 0)
@@ -182,6 +236,24 @@ def _acos(saved: Saved, backward: bool) -> Origin | None:
     return None
 
 
+_TARGET = {"target": (1, "target")}
+_PRODUCT = {"self": (0, "first factor"), "other": (1, "second factor")}
+_CONSTANTS: Mapping[str, Mapping[str, tuple[int | None, str]]] = {
+    "Mul": _PRODUCT,
+    "Div": {"self": (0, "dividend"), "other": (1, "divisor")},
+    "Dot": {"self": (0, "first factor"), "tensor": (1, "second factor")},
+    "Mm": {"self": (0, "first factor"), "mat2": (1, "second factor")},
+    "MseLoss": _TARGET,
+    "SmoothL1Loss": _TARGET,
+    "HuberLoss": _TARGET,
+    "SoftMarginLoss": {"target": (None, "target")},
+    "BinaryCrossEntropy": {**_TARGET, "weight": (None, "weight")},
+    "BinaryCrossEntropyWithLogits": {**_TARGET, "weight": (None, "weight"), "pos_weight": (None, "pos_weight")},
+    "NllLoss": {"weight": (None, "class weight")},
+    "NllLoss2D": {"weight": (None, "class weight")},
+}
+"""By the name of the node: operands by their names in it, with their place among its inputs (None: never trained)."""
+_OF_DIFFERENCES = ("Abs", "Pow")
 _SELECTS = ("Where", "MaskedFill")
 _READS: Mapping[str, tuple[tuple[str, ...], Callable[[Saved, bool], Origin | None]]] = {
     "NllLoss": (("total_weight", "target", "reduction", "ignore_index"), _nll_loss),

@@ -9,6 +9,7 @@ import pickle
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from .collectives import has_peers
 
 T = TypeVar("T")
 _SECONDS = 120.0
+_END = b"nanproof: end"
 _CHECKED = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "torchvision", "torchaudio", "functorch"))
 """Packages whose kernels check what they are given."""
 
@@ -60,21 +62,9 @@ def apart(work: Callable[[], T], otherwise: T, what: str, *, needs_child: bool =
     accelerated = torch.cuda.is_initialized() or torch.backends.mps.is_available()  # type: ignore[no-untyped-call]
     if not hasattr(os, "fork") or has_peers() or accelerated:
         return (otherwise, f"not {what}: the kernels of {name} may not survive it") if needs_child else (work(), "")
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            faulthandler.disable()  # the trace of a crash would look like one of the training
-            torch.set_num_threads(1)  # the threads of the parent do not live here
-            os.write(writer, _outcome(work))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        if not select.select([reader], [], [], _SECONDS)[0]:
-            os.kill(child, signal.SIGKILL)
-        said = answer.read()
-    os.waitpid(child, 0)
+    said = _in_child(work)
+    if said is None:
+        return otherwise, f"not {what}: it did not end within {_SECONDS:.0f} seconds in a child process"
     if not said:
         return otherwise, f"not {what}: the kernels of {name} do not survive it"
     result, error = pickle.loads(said)  # of our own child
@@ -83,11 +73,45 @@ def apart(work: Callable[[], T], otherwise: T, what: str, *, needs_child: bool =
     return result, ""
 
 
+def _in_child(work: Callable[[], Any]) -> bytes | None:
+    """What a child says of some work; nothing when it dies of it, None when it does not come to an end.
+
+    A child has only the thread that made it, and locks that other threads held stay held in it: it may wait forever.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            faulthandler.disable()  # the trace of a crash would look like one of the training
+            torch.set_num_threads(1)  # the threads of the parent do not live here
+            left = memoryview(_outcome(work) + _END)
+            while left:
+                left = left[os.write(writer, left) :]
+        finally:
+            os._exit(0)
+    os.close(writer)
+    said, until = b"", time.monotonic() + _SECONDS
+    try:
+        # not up to the end of the pipe: a data loader's worker that was started meanwhile holds it open
+        while not said.endswith(_END):
+            if not select.select([reader], [], [], max(until - time.monotonic(), 0.0))[0]:
+                return None
+            part = os.read(reader, 1 << 16)
+            if not part:
+                return b""
+            said += part
+        return said.removesuffix(_END)
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def _outcome(work: Callable[[], Any]) -> bytes:
     """What a child tells: the result, or the error that it met."""
     try:
         return pickle.dumps((work(), None))
-    except Exception as error:
+    except BaseException as error:
         try:
             return pickle.dumps((None, error))
         except Exception:

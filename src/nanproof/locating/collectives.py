@@ -83,7 +83,7 @@ def no_collectives(*models: nn.Module) -> Iterator[None]:
             if hasattr(torch.distributed, name):
                 stack.callback(setattr, torch.distributed, name, getattr(torch.distributed, name))
                 setattr(torch.distributed, name, _refusing(name))
-        stack.enter_context(_Refuse())  # type: ignore[no-untyped-call]
+        stack.enter_context(_Refuse())
         yield
 
 

@@ -49,8 +49,10 @@ def compiled_only(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[st
         torch._dynamo.reset()
     if kind:
         root = getattr(sandbox.model, "_orig_mod", sandbox.model)
-        file, line = source_of(root.get_submodule(module))
-        function, where = "forward", f"with {module} ({kind}) run eagerly it is finite"
+        file, line, function = *source_of(root.get_submodule(module)), "forward"
+        if not is_users(type(root.get_submodule(module)).forward.__code__):  # one of torch's own
+            file, line, function = _first_line(step)
+        where = f"with {module} ({kind}) run eagerly it is finite"
     else:
         file, line, function = compiled[0] if len(compiled) == 1 else _first_line(step)
         where = "no single submodule heals it when run eagerly"
@@ -95,7 +97,7 @@ def _failing(step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, fl
         sandbox.reset()  # which takes away, too, what was changed in a module before
         for module in eager:
             module.forward = torch._dynamo.disable(module.forward)
-        replay = Replay(step, sandbox, weights)
+        replay = Replay(step, sandbox, weights, compiling=True)
         try:
             losses = replay.forward()
             if kind_of(losses.total):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from contextlib import suppress
 from typing import Any
@@ -30,7 +31,7 @@ class Reached(BaseException):
     """Ends a replay at the operation in question; no user code should catch it."""
 
 
-class Exactly(ReplayMode):
+class Exactly(ReplayMode):  # type: ignore[no-untyped-call]
     """Replays up to one operation; those before it are computed in float64 and rounded to the format they had.
 
     So nothing changes but rounding: every value has the dtype that the code expects. Run as they are: views, what draws
@@ -38,11 +39,16 @@ class Exactly(ReplayMode):
     """
 
     def __init__(
-        self, origin: Event, formats: dict[int, tuple[torch.dtype, ...]], treated: Container[int], watched: int = 0
+        self,
+        origin: Event,
+        formats: dict[int, tuple[torch.dtype, ...]],
+        treated: Container[int],
+        watched: int = 0,
+        *,
+        most: float = math.inf,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(most)
         self._origin, self._formats, self._treated, self._watched = origin, formats, treated, watched
-        self._count = 0
         self.seen = ""
         """The operation that is watched for, and the line where it stands."""
         self.fails: bool | None = None
@@ -52,17 +58,16 @@ class Exactly(ReplayMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._count += 1
-        if self._count == self._origin.call:
+        if self._next() == self._origin.call:
             if function is self._origin.function:
                 self.fails = _fails(self._origin, operation_of(function), args, kwargs, function)
             raise Reached
-        if self._count == self._watched:
+        if self.count == self._watched:
             stack = current_stack()
             place = f" at {stack[own_frame(stack)][0].co_filename}:{stack[own_frame(stack)][1]}" if stack else ""
             self.seen = f"{call_name(operation_of(function).name)}{place}"
-        formats = self._formats.get(self._count)
-        if formats and self._count in self._treated and _rounds(function, args, kwargs):
+        formats = self._formats.get(self.count)
+        if formats and self.count in self._treated and _rounds(function, args, kwargs):
             if _can_be_wide(function, args, kwargs):
                 with suppress(RuntimeError, TypeError, ValueError):  # no float64 kernel: it stays as it is
                     return _in_float64(function, args, kwargs, formats)

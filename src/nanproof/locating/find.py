@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Container, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ..location import Location, Phase, call_name, code_frame
 from ..losses import Losses
 from .apart import apart
 from .blame import Blame, Blamer, relevant_parents
+from .bounds import Endless, most_operations
 from .collectives import CollectiveRefused, has_peers, no_collectives
 from .differently import other_kernels
 from .exactly import Exactly, Reached
@@ -31,7 +33,19 @@ from .sandbox import OutOfTime, Sandbox
 from .suspect import suspect_commit
 from .trace import Event, Trace
 from .update import writer_of
-from .values import NAN, floats_in, frames_of, key_of, kind_of, library_frames, own_frame, source_of
+from .values import (
+    NAN,
+    Stack,
+    current_stack,
+    floats_in,
+    frames_of,
+    is_users,
+    key_of,
+    kind_of,
+    library_frames,
+    own_frame,
+    source_of,
+)
 
 
 def locate(
@@ -103,9 +117,15 @@ class _Search:
         self._optimizer, self._expected = optimizer, expected
         self._differentiates = False
         self._trace: Trace | None = None
+        self._most = math.inf
+        """Operations that a replay on other values may run."""
+        self._endless = False
+        """Whether one ran more."""
         self._wide = InFloat64()
         self._left: list[str] = []
         """Operations before the origin that the proof could not compute in float64."""
+        self._elsewhere: list[str] = []
+        """Threads of the step in which nothing could be looked at."""
         self._raised = ""
         """What the step itself raises, when a bad value ends it before there is a loss."""
 
@@ -123,12 +143,16 @@ class _Search:
             trace, losses, sinks = self._traced()
         except UsageError as error:
             if not self._raises():
-                return self._by_modules(error)
+                return self._by_modules(f"under a trace {error.message}")
             trace, losses, sinks = self._before_error(error)
         self.sandbox.complain()
+        self.sandbox.reproduced()
+        self._most = most_operations(trace.count)
         if not sinks:
             return self._not_reproduced(losses)
         found = self._told(trace, losses, sinks)
+        if self._elsewhere:
+            return self._beside_threads(found)
         if not found.line and not found.leaf:
             return found
         primary = self._blame.origins[0]
@@ -165,36 +189,45 @@ class _Search:
         self._raised = error.message.partition("\n")[0]
         return trace, Losses(total=torch.tensor(math.nan), components={}), bad[-1:]
 
-    def _by_modules(self, error: UsageError) -> Location:
+    def _beside_threads(self, found: Location) -> Location:
+        """A step that computes in other threads too: only what it does in this one was looked at."""
+        said = f"the step also computes in other threads ({', '.join(self._elsewhere[:4])})"
+        if found.phase == "leaf" or (found.phase == "forward" and found.line):  # of good inputs, seen in this thread
+            return dataclasses.replace(found, doubt=f"{said}, whose operations are not seen")
+        return self._by_modules(f"{said}, whose operations are not seen")
+
+    def _by_modules(self, reason: str) -> Location:
         """A step that runs, but not while every operation is looked at: the first module with a bad output."""
         self.sandbox.reset()
         names = {id(m): n or type(m).__name__ for n, m in self.sandbox.model.named_modules()}
-        bad: list[nn.Module] = []
+        bad: list[tuple[nn.Module, Stack]] = []
 
         def look(module: nn.Module, _: Any, out: Any) -> None:
-            if id(module) in names and any(map(kind_of, floats_in(out))):
-                bad.append(module)
+            if not bad and id(module) in names and any(map(kind_of, floats_in(out))):
+                bad.append((module, current_stack()))
 
         hook = register_module_forward_hook(look)
         try:
             losses = Replay(self.step, self.sandbox, self._weights).forward()
         finally:
             hook.remove()
-        notes = (f"only modules were looked at: under a trace {error.message}",)
+        notes = (f"only modules were looked at: {reason}",)
         if not bad:
             where = "after the model" if kind_of(losses.total) else "nowhere in the forward pass"
-            return Location(
-                reproduced=bool(kind_of(losses.total)), notes=(*notes, f"the first bad value arises {where}")
-            )
-        file, line = source_of(bad[0])
+            failed = bool(kind_of(losses.total) or self._elsewhere)  # beside threads a bad gradient was seen
+            return Location(reproduced=failed, notes=(*notes, f"the first bad value arises {where}"))
+        module, stack = bad[0]
+        file, line, function = *source_of(module), "forward"
+        if not is_users(type(module).forward.__code__) and stack:  # a module of a library: where it is called
+            file, line, function = frames_of(stack)[own_frame(stack)]
         return Location(
             reproduced=True,
             phase="forward",
-            op=type(bad[0]).__name__,
+            op=type(module).__name__,
             file=file,
             line=line,
-            function="forward",
-            module=names[id(bad[0])],
+            function=function,
+            module=names[id(module)],
             why="the first module with a bad output",
             code=tuple(code_frame(file, line)),
             notes=notes,
@@ -204,11 +237,17 @@ class _Search:
         """One traced pass; the events that the bad loss or gradients came from."""
         self._say("replaying the step, looking at every operation")
         self.sandbox.reset()
-        trace = Trace(self.sandbox.modules(), self.sandbox.leaves(), max_bytes=self._max_bytes, fill_empty=fill_empty)
+        trace = Trace(
+            self.sandbox.modules(),
+            self.sandbox.leaves(),
+            max_bytes=self._max_bytes,
+            fill_empty=fill_empty,
+            most=self._most,
+        )
         self._trace = trace
         replay = Replay(self.step, self.sandbox, self._weights)
         replay.learn = trace.graph.learn
-        with trace:
+        with trace, replay.hearing_threads():
             losses = replay.forward()
         self._differentiates = replay.differentiates
         loss = losses.total
@@ -216,6 +255,7 @@ class _Search:
         if not bad_loss or lockstep:
             with trace:
                 replay.backward(losses)
+        self._elsewhere = sorted(replay.elsewhere)
         if bad_loss:
             return trace, losses, self._producers(trace, [(loss, loss)])
         if trace.sinks or (lockstep and self.sandbox.sharded):  # what this rank itself sent into a reduction
@@ -341,9 +381,13 @@ class _Search:
         self.sandbox.allow()
         self.sandbox.reset()
         model, keep = self.sandbox.model, self._differentiates
+        step = functools.partial(self.sandbox.in_time, self.step)
         what = "replayed in float64"
         wide, remark = apart(
-            lambda: in_float64(self.step, model, origin, keep_grad=keep), InFloat64(), what, needs_child=True
+            lambda: in_float64(step, model, origin, keep_grad=keep, most=self._most),
+            InFloat64(),
+            what,
+            needs_child=True,
         )
         self._wide = wide
         if remark:
@@ -354,7 +398,7 @@ class _Search:
         if not said:
             reset = self.sandbox.reset
             (said, cancels), _ = apart(
-                lambda: where_rounded(self.step, model, origin, reset, keep_grad=keep),
+                lambda: where_rounded(step, model, origin, reset, keep_grad=keep, most=self._most),
                 ("", False),
                 what,
                 needs_child=True,
@@ -376,6 +420,7 @@ class _Search:
         doubt = ""
         if healed is False:
             doubt = "repairing it alone does not heal the step"
+            doubt = "with it repaired the step does not end" if self._endless else doubt
         elif healed and self._differs_from_original:
             doubt = "the replay is not the original step"
         elif healed and origin.call >= 0:
@@ -416,9 +461,14 @@ class _Search:
         assert self._trace is not None
         self.sandbox.reset()
         replay = Replay(self.step, self.sandbox, self._weights)
-        mode = Exactly(origin, self._trace.formats, treated, watched)
-        with suppress(Reached, UsageError), mode:  # a step that raises has not come to the origin
-            replay.backward(replay.forward())
+        mode = Exactly(origin, self._trace.formats, treated, watched, most=self._most)
+        try:
+            with mode:
+                replay.backward(replay.forward())
+        except OutOfTime:
+            raise
+        except (Reached, UsageError, Endless):  # a step that raises, or never ends, has not come to the origin
+            pass
         return mode
 
     def _healed(self, origin: Event) -> tuple[bool | None, Patch | None]:
@@ -445,16 +495,21 @@ class _Search:
         self._say("replaying the step with the operation repaired" if patches else "replaying the step")
         self.sandbox.reset()
         replay = Replay(self.step, self.sandbox, self._weights)
-        with Neutralize(patches), kernel or nullcontext():
-            try:
+        try:
+            with Neutralize(patches, self._most), kernel or nullcontext():
                 losses = replay.forward()
-            except UsageError:
-                if self._raised:
+                if kind_of(losses.total):
                     return False
-                raise
-            if kind_of(losses.total):
+                replay.backward(losses)
+        except UsageError:
+            if self._raised:
                 return False
-            replay.backward(losses)
+            raise
+        except OutOfTime:
+            raise
+        except Endless:
+            self._endless = True
+            return False
         return not any(kind_of(g) for _, g in replay.gradients())
 
     def _behind(self, origin: Event, patch: Patch | None) -> list[Location]:
@@ -462,13 +517,17 @@ class _Search:
         blame = self._blame
 
         def look() -> list[Location]:
-            with Neutralize((patch,)) if patch is not None else nullcontext():
+            with Neutralize((patch,), self._most) if patch is not None else nullcontext():
                 try:
                     trace, _, sinks = self._traced()
                 except UsageError:
                     if self._raised:
                         return []
                     raise
+                except OutOfTime:
+                    raise
+                except Endless:
+                    return []
             blamer = Blamer(trace.events)
             return [self._place(trace, blamer, f, o) for f in [blamer.blame(sinks)] for o in f.origins]
 
@@ -509,7 +568,7 @@ class _Search:
                 notes.append(f"{again} of 5 replays failed: data, random states or hardware differ from the original")
         except CollectiveRefused:
             raise
-        except Exception as error:
+        except (Exception, Endless) as error:
             notes.append(f"other ways of running it could not be tried ({type(error).__name__}: {error})")
         if self._expected is None or math.isfinite(self._expected):
             notes.append(

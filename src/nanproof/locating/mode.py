@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .bounds import Endless
 from .indices import check_indices
 
 
 class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that does not import the compiler: that alone takes longer than a replay."""
+    """A dispatch mode that counts operations, and ends a replay that runs more than ``most`` of them.
+
+    It does not import the compiler: that alone takes longer than a replay.
+    """
+
+    def __init__(self, most: float = math.inf) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count, self._most = 0, most
+
+    def _next(self) -> int:
+        """The number of the operation that is about to run."""
+        self.count += 1
+        if self.count > self._most:
+            raise Endless(f"more than {self._most:,} operations")
+        return self.count
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

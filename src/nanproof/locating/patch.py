@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +39,13 @@ class Patch:
                     part.nan_to_num_(min(large, 1.0), large, -large)
 
 
-class Neutralize(ReplayMode):
+class Neutralize(ReplayMode):  # type: ignore[no-untyped-call]
     """Replays with patches in force; counts operations as `Trace` does, and looks at no others."""
 
-    def __init__(self, patches: tuple[Patch, ...]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, patches: tuple[Patch, ...], most: float = math.inf) -> None:
+        super().__init__(most)
         self._patches = patches
         self._whole = any(p.whole_line for p in patches)
-        self._count = 0
         self._base = torch._C._autograd._get_sequence_nr()
         self._places: dict[int, tuple[str, int]] = {}
         """Of the forward call behind each sequence number."""
@@ -54,7 +54,7 @@ class Neutralize(ReplayMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._count += 1
+        self._next()
         node = torch._C._current_autograd_node()
         patch = self._covering(node)
         if patch is not None and node is not None and self._brings_bad_gradient((args, kwargs)):
@@ -80,7 +80,7 @@ class Neutralize(ReplayMode):
             if patch.whole_line:
                 if place == patch.place:
                     return patch
-            elif self._count == patch.call or (node is not None and number - self._base == patch.seq):
+            elif self.count == patch.call or (node is not None and number - self._base == patch.seq):
                 return patch
         return None
 

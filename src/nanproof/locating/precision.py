@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from ..location import call_name
 from ..tensors import parts_of
+from .bounds import Endless
 from .mode import ReplayMode, run_carefully
 from .trace import Event, Site, operation_of
 from .values import NAN, current_stack, floats_in, is_own, key_of, kind_of
@@ -123,16 +124,16 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> Iterator[_Widen]:
             p.grad = None
 
 
-class _UpTo(ReplayMode):
+class _UpTo(ReplayMode):  # type: ignore[no-untyped-call]
     """Runs a step up to one operation, the nth of its kind on its line, and keeps that operation's arguments.
 
     With ``count`` it also keeps, of every result on the way, where it was made, from what, and its `_signs`.
     """
 
-    def __init__(self, site: Site, *, count: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, site: Site, most: float, *, count: bool = False) -> None:
+        super().__init__(most)
         self._site = site
-        self._count = count
+        self._counts = count
         self._seen: Counter[tuple[str, Any]] = Counter()
         self._maker: dict[int, _Result] = {}
         self.caught: tuple[Any, Any, Any, bool] | None = None
@@ -144,9 +145,10 @@ class _UpTo(ReplayMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._next()
         out = run_carefully(function, args, kwargs)
         op = operation_of(function).name
-        if not (self._count or op == self._site.op) or torch._C._current_autograd_node() is not None:
+        if not (self._counts or op == self._site.op) or torch._C._current_autograd_node() is not None:
             return out
         stack = current_stack()
         if not stack:
@@ -154,14 +156,14 @@ class _UpTo(ReplayMode):
         place = (op, stack[0])
         self._seen[place] += 1
         result = (*place, self._seen[place])
-        given = floats_in((args, kwargs)) if self._count else []
+        given = floats_in((args, kwargs)) if self._counts else []
         if result == (self._site.op, self._site.stack[0], self._site.nth):
             finite = not any(map(kind_of, floats_in(out)))
             self.caught = (function, tree_map(_detached, args), kwargs, finite)
             self.operands = [(self._maker.get(key_of(t)), _signs(t)) for t in given]
             raise _Enough
         views = {key_of(t) for t in given} if not operation_of(function).mutates else set()
-        if self._count and (made := [t for t in floats_in(out) if key_of(t) not in views]):
+        if self._counts and (made := [t for t in floats_in(out) if key_of(t) not in views]):
             self.inputs[result] = [self._maker[k] for t in given if (k := key_of(t)) in self._maker]
             self.signs[result] = _signs(made[0])
             self.sizes[result] = _size(made), _size(given)
@@ -202,7 +204,7 @@ class InFloat64:
     """Whether it fails when nothing but its operand is rounded to the format of the step."""
 
 
-def in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep_grad: bool) -> InFloat64:
+def in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep_grad: bool, most: float) -> InFloat64:
     """Run a step in float64 up to an operation that failed: what comes after it cannot change the answer.
 
     For a bad gradient the derivative of the forward call behind it is asked, with a gradient of one: where that is not
@@ -212,13 +214,13 @@ def in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep
     dtype = getattr(torch, origin.output.dtype, None) if origin.output else None
     if not site.stack or not site.nth or origin.by_user or dtype is None:
         return InFloat64()
-    catch = _UpTo(site)
+    catch = _UpTo(site, most)
     try:
         with torch.set_grad_enabled(keep_grad), in_precision(model, torch.float64), catch:
             step()
     except _Enough:
         pass
-    except Exception:
+    except (Exception, Endless):
         return InFloat64()  # code that insists on its dtype gives no answer
     if catch.caught is None:
         return InFloat64()
@@ -235,7 +237,7 @@ def in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep
 
 
 def where_rounded(
-    step: Callable[[], Any], model: nn.Module, origin: Event, reset: Callable[[], Any], *, keep_grad: bool
+    step: Callable[[], Any], model: nn.Module, origin: Event, reset: Callable[[], Any], *, keep_grad: bool, most: float
 ) -> tuple[str, bool]:
     """Where the operand that an operation stumbles over became zero, negative or one by rounding; empty if unknown.
 
@@ -245,13 +247,13 @@ def where_rounded(
     passes = []
     for wide in (False, True):
         reset()
-        seen = _UpTo(origin.site, count=True)
+        seen = _UpTo(origin.site, most, count=True)
         try:
             with torch.set_grad_enabled(keep_grad), in_precision(model, torch.float64) if wide else nullcontext(), seen:
                 step()
         except _Enough:
             pass
-        except Exception:
+        except (Exception, Endless):
             return "", False
         passes.append(seen)
     narrow, exact = passes

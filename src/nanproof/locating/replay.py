@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import NanproofError, UsageError
@@ -38,8 +41,17 @@ def bind(step_fn: Callable[..., Any], model: nn.Module, batch: Any) -> Callable[
 class Replay:
     """One replay of a step: what it returned, and which backward passes it ran itself."""
 
-    def __init__(self, step: Callable[[], Any], sandbox: Sandbox, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        step: Callable[[], Any],
+        sandbox: Sandbox,
+        weights: Mapping[str, float] | None = None,
+        *,
+        compiling: bool = False,
+    ) -> None:
+        """``compiling``: it is not ended in time, which would leave the compiler half-way."""
         sandbox.allow()
+        self._in_time: Callable[[Callable[[], Any]], Any] = operator.call if compiling else sandbox.in_time
         self._step, self._sandbox, self._weights = step, sandbox, weights
         self.roots: list[Tensor] = []
         """Losses on which the step called backward."""
@@ -47,6 +59,9 @@ class Replay:
         """Whether the step runs autograd itself."""
         self.applied: list[tuple[Tensor, Tensor]] = []
         """Parameters and gradients that the step handed to an optimizer."""
+        self.elsewhere: set[str] = set()
+        """Other threads in which the step runs modules or a backward pass; no dispatch mode is in force there."""
+        self._thread = threading.get_ident()
         self._nodes: set[Any] = set()
         self.learn: Callable[[Any], None] | None = None
         """Told the root of every backward pass before it runs."""
@@ -54,7 +69,7 @@ class Replay:
     def forward(self) -> Losses:
         """Run the step; what the user's code raises is named, not hidden."""
         with self._listening():
-            returned = play(self._step)
+            returned = self._in_time(lambda: play(self._step))
         try:
             return losses_of(returned, self._weights, needs_grad=False)
         except UsageError:
@@ -69,7 +84,7 @@ class Replay:
         if losses.total.grad_fn is None or any(node in self._nodes for node in (*roots, *below)):
             return
         with self._listening():
-            play(losses.total.backward, "backward")
+            self._in_time(lambda: play(losses.total.backward, "backward"))
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -78,6 +93,7 @@ class Replay:
 
         def listen(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             self.differentiates = True
+            self._meet_thread()
             if kwargs.get("accumulate_grad"):
                 self._meet(outputs)
             with torch.autograd.set_detect_anomaly(False):  # it would stop at the first NaN, far from the origin
@@ -98,6 +114,19 @@ class Replay:
         finally:
             autograd._engine_run_backward = run
             hook.remove()
+
+    @contextmanager
+    def hearing_threads(self) -> Iterator[None]:
+        """A block in which `elsewhere` gets to know modules that run in other threads."""
+        hook = register_module_forward_pre_hook(self._meet_thread)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _meet_thread(self, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            self.elsewhere.add(threading.current_thread().name)
 
     def _meet(self, outputs: Any) -> None:
         tensors = [t for t in outputs if isinstance(t, Tensor)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import random
 import time
@@ -20,17 +21,24 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..rng import random_states, set_random_states
 from ..tensors import tensors_in
+from .bounds import Endless, within
 
 T = TypeVar("T")
 _NOT_STATE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks")
 _STREAMS = (torch.Generator, random.Random, np.random.Generator)
 _LOOKED_AT = 1 << 26
 """Larger tensors in the variables of a step, such as a whole dataset, are not looked through."""
+_LISTED = 64
+"""Of a list or dictionary of tensors so many are looked at."""
 _COPIED_ATTRIBUTE = 64 << 20
 """Larger tensors that a module holds as plain attributes are not copied."""
 
 
-class OutOfTime(Exception):
+_SECONDS = 300.0
+"""Time for one replay on other values than the step's, where no other limit is given."""
+
+
+class OutOfTime(Endless):
     """Ends a search whose time is used up; what was found so far is the answer."""
 
 
@@ -46,8 +54,10 @@ class Sandbox:
     ) -> None:
         self.model = model
         self.batch = batch
-        self._begun = False
-        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._began: float | None = None
+        self._first = math.inf
+        """Seconds that the first replay took, which has the step's own values."""
+        self._until = None if seconds is None else time.monotonic() + seconds
         used = _used_by(step) if step is not None else {}
         self.others = {n: m for n, m in used.items() if isinstance(m, nn.Module) and not _same(m, model)}
         self.tensors = [(n, t) for n, t in used.items() if isinstance(t, Tensor) and t.numel() <= _LOOKED_AT]
@@ -76,9 +86,27 @@ class Sandbox:
 
     def allow(self) -> None:
         """Raise when the time for replays is used up: after the first, no further one is begun."""
-        if self._begun and time.monotonic() > self._until:
+        if self._began is None:
+            self._began = time.monotonic()
+        elif self._until is not None and time.monotonic() > self._until:
             raise OutOfTime("the time for locating was used up")
-        self._begun = True
+
+    def reproduced(self) -> None:
+        """The first replay has ended: those that follow may have other values."""
+        if math.isinf(self._first) and self._began is not None:
+            self._first = time.monotonic() - self._began
+
+    def in_time(self, play: Callable[[], T]) -> T:
+        """Run a part of the step; after the first replay within a time that only a loop without end takes."""
+        now = time.monotonic()
+        left = self._until - now if self._until is not None else _SECONDS
+        seconds = max(left, 10 * self._first)
+        try:
+            return within(seconds, play)
+        finally:
+            if time.monotonic() - now >= seconds:  # whether or not the step has caught what ended it
+                self._until = now
+                raise OutOfTime("a replay with other values than the step's did not end") from None
 
     def hold(self, leaf: Tensor) -> bool:
         """Remember the gradient of a leaf that the step reaches; whether it is seen for the first time."""
@@ -143,8 +171,13 @@ class Sandbox:
             named += [(f"parameter {variable}.{n}", p) for n, p in module.named_parameters()]
             named += [(f"buffer {variable}.{n}", b) for n, b in module.named_buffers()]
         for path, module in self.modules():
-            held = ((k, v) for k, v in vars(module).items() if isinstance(v, Tensor) and not k.startswith("__"))
-            named += [(f"attribute {f'{path}.{k}'.lstrip('.')}", v) for k, v in held]
+            held = ((k, v) for k, v in vars(module).items() if k not in _NOT_STATE and not k.startswith("__"))
+            for key, value in held:
+                name = f"attribute {f'{path}.{key}'.lstrip('.')}"
+                if isinstance(value, Tensor):
+                    named.append((name, value))
+                elif isinstance(value, list | tuple | dict):
+                    named += itertools.islice(tensors_in(value, name), _LISTED)
         names = self.names()
         named += [(names.get(id(t), f"input {n}"), t) for n, t in self.tensors]
         return [(n, t.detach()) for n, t in named if t.is_floating_point() or t.is_complex()]
@@ -261,7 +294,7 @@ def _used_by(step: Callable[..., Any]) -> dict[str, Any]:
         elif _trains(value) or isinstance(value, _STREAMS):
             found.setdefault(name, value)
         elif isinstance(value, Mapping | list | tuple) and depth < 2:
-            for path, tensor in list(tensors_in(value, name))[:64]:
+            for path, tensor in itertools.islice(tensors_in(value, name), _LISTED):
                 found.setdefault(path, tensor)
         elif depth < 1 and hasattr(value, "__dict__") and not isinstance(value, type) and not inspect.ismodule(value):
             for key, item in list(vars(value).items())[:64]:

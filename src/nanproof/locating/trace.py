@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -178,7 +179,7 @@ class Event:
     """Elements of its output, and of its largest input."""
 
 
-class Trace(ReplayMode):
+class Trace(ReplayMode):  # type: ignore[no-untyped-call]
     """Watches a step, operation by operation.
 
     ``fill_empty`` writes NaN into memory that a step asks for without initializing it.
@@ -191,8 +192,9 @@ class Trace(ReplayMode):
         *,
         max_bytes: int = 256 << 20,
         fill_empty: bool = False,
+        most: float = math.inf,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(most)
         self.events: list[Event] = []
         self.producer: dict[int, int] = {}
         self.graph = Graph()
@@ -205,6 +207,8 @@ class Trace(ReplayMode):
         self.empties: dict[int, Site] = {}
         """Memory that was asked for uninitialized and has not been written since."""
         self._made: dict[int, Made] = {}
+        self._numbers: dict[int, int] = {}
+        """By kind: the event behind the last bad value that the code took out of a tensor as a plain number."""
         self._tainted: dict[int, int] = {}
         """Finite values that go back to an infinity which was divided away."""
         self._names: dict[int, str] = {}
@@ -214,7 +218,6 @@ class Trace(ReplayMode):
         """The module in which a line ran in the forward pass."""
         self.sites: dict[int, Site] = {}
         self._lines: Counter[tuple[str, Any]] = Counter()
-        self._count = 0
         self.base = torch._C._autograd._get_sequence_nr()
         self._left = max_bytes
         self._fill_empty = fill_empty
@@ -245,8 +248,7 @@ class Trace(ReplayMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._count += 1
-        call = self._count
+        call = self._next()
         node = torch._C._current_autograd_node()
         seq = torch._C._autograd._get_sequence_nr() - 1
         op = operation_of(function)
@@ -318,6 +320,8 @@ class Trace(ReplayMode):
         if op.empty:
             self._meet_empty(outputs, site)
             return
+        if op.name == "_local_scalar_dense" and (kind := kind_of(args[0])) and key_of(args[0]) in self.producer:
+            self._numbers[kind] = self.producer[key_of(args[0])]
         given, returned = tensors_in((args, kwargs)), tensors_in(out)
         self.formats[call] = tuple(t.dtype for t in returned)
         if node is None and op.name in ("mul", "mul_") and any(t.requires_grad for t in given):
@@ -395,6 +399,9 @@ class Trace(ReplayMode):
         site: Site,
     ) -> None:
         parents = [(k, self._parent(k, key, t, node)) for k, key, t in known if k]
+        literals = _literals(args, kwargs)
+        if not parents and (number := self._number(op, literals)) is not None:
+            parents = [number]
         backward = node is not None
         event = Event(
             0,
@@ -407,7 +414,7 @@ class Trace(ReplayMode):
             node=node.name() if backward else "",
             seq=(number_of(node) if backward else seq) - self.base,
             function=function,
-            literals=_literals(args, kwargs),
+            literals=literals,
             by_user=backward and bool(stack),
             communicates=op.namespace in _COMMUNICATION,
             numel=out.numel(),
@@ -431,11 +438,23 @@ class Trace(ReplayMode):
         self.events.append(event)
         self.producer[key_of(out)] = event.number
 
+    def _number(self, op: Operation, literals: tuple[float, ...]) -> tuple[int, int] | None:
+        """A bad plain number among the arguments, as a parent, when the code has taken it out of a tensor before.
+
+        An infinity is that only in a product: elsewhere code writes infinities itself, into masks.
+        """
+        if NAN in self._numbers and any(v != v for v in literals):
+            return NAN, self._numbers[NAN]
+        factors = op.name.startswith(("mul", "div")) and any(map(math.isinf, literals))
+        return (INF, self._numbers[INF]) if factors and INF in self._numbers else None
+
     def _parent(self, kind: int, key: int, tensor: Tensor, node: Any) -> int:
         """The event that made a bad input; one is put down for values that no operation of the step made."""
         if key in self.producer:
             return self.producer[key]
         site = self.empties.get(key)
+        if site is None and kind == NAN == max(self._numbers, default=0) and not tensor.ndim and node is None:
+            return self._numbers[NAN]  # torch.tensor of a plain number
         if site is not None:
             event = self._leaf("", tensor, kind, "uninitialized", site)
         else:
@@ -481,7 +500,8 @@ def _made_more(inputs: list[Tensor], out: Tensor) -> bool:
         type(t) is Tensor and t.layout is torch.strided and not t.is_complex() and t.element_size() > 1
         for t in (*inputs, out)
     )
-    if not plain or torch.broadcast_shapes(*(t.shape for t in inputs)) != out.shape:  # type: ignore[no-untyped-call]
+    # not torch.broadcast_shapes, which imports SymPy: that alone takes longer than a replay
+    if not plain or np.broadcast_shapes(*(tuple(t.shape) for t in inputs)) != tuple(out.shape):
         return False
     bad, lowest = ~out.isfinite(), torch.finfo(out.dtype).min
     for t in inputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import math
 import os
 import sys
@@ -28,7 +29,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 _CASES = os.path.join(_PACKAGE, "cases") + os.sep  # noqa: PTH118
 _STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_SKIPPED, _LIBRARY, _USER, _BORDER, _CALL = range(5)
+_SKIPPED, _LIBRARY, _GENERATED, _USER, _BORDER, _CALL = range(6)
 _ENOUGH = 4
 """How many of the user's own frames are kept."""
 _roles: dict[CodeType, int] = {}
@@ -102,7 +103,7 @@ def stack_and_module(*, beyond: bool = False, module: bool = True) -> tuple[Stac
             break
         if role == _CALL and inside is None and module:
             inside = frame.f_locals.get("self")
-        if role in (_LIBRARY, _USER) and own < _ENOUGH:
+        if role in (_LIBRARY, _GENERATED, _USER) and own < _ENOUGH:
             found.append((code, frame.f_lineno))
             own += role == _USER
         frame = frame.f_back
@@ -119,7 +120,14 @@ def _role(code: CodeType) -> int:
         return _SKIPPED  # also where nanproof itself is an installed package
     if any(part in file for part in _INSTALLED):
         return _LIBRARY
-    return _SKIPPED if file.startswith(("<frozen ", *_STDLIB)) else _USER
+    if file.startswith(("<frozen ", *_STDLIB)):
+        return _SKIPPED
+    return _USER if _is_written(file) else _GENERATED
+
+
+def _is_written(file: str) -> bool:
+    """Whether someone wrote code in a file or a notebook; not what runs through exec, or is made by torch.fx."""
+    return file.startswith("<ipython-input") or (not file.startswith("<") and bool(linecache.getlines(file)))
 
 
 def is_own(code: CodeType) -> bool:
@@ -137,8 +145,12 @@ def frames_of(stack: Stack) -> list[Frame]:
 
 
 def own_frame(stack: Stack) -> int:
-    """Which frame is the innermost that the user wrote; the innermost of all when none is."""
-    return next((i for i, (code, _) in enumerate(stack) if _roles.get(code) == _USER), 0)
+    """Which frame is the innermost that the user wrote; the innermost of all when none is.
+
+    Code without a file (``python -c``) is shown only where there is none with one.
+    """
+    roles = [_roles.get(code) for code, _ in stack]
+    return next((roles.index(role) for role in (_USER, _GENERATED) if role in roles), 0)
 
 
 def library_frames(stack: Stack) -> tuple[str, ...]:
