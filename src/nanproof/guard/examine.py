@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..captured import CapturedState
-from ..locating.bounds import Endless, within
+from ..locating.bounds import SECONDS, Endless, within
 from ..locating.collectives import CollectiveRefused, no_collectives
 from ..locating.precision import in_precision
 from ..losses import losses_of
@@ -35,7 +35,6 @@ from .snapshots import Snapshot
 from .step import OpenStep
 from .training import Training, gradients_of
 
-_SECONDS = 300.0
 CLOSE_LOOKS = 50
 """How many bad tensors get their statistics taken; the rest are only named."""
 
@@ -186,7 +185,7 @@ class Rerun:
             return False
         finally:
             if math.isinf(self._seconds) and not self._lockstep:
-                self._seconds = _SECONDS + 10 * (time.monotonic() - began)
+                self._seconds = SECONDS + 10 * (time.monotonic() - began)
         grads = gradients() if gradients is not None else [g for _, g in gradients_of(self._training.parameters)]
         norm = float(total_norm(grads)) if self._lockstep or not self._ranks.sharded else math.nan
         return all(map(math.isfinite, self.losses)) and math.isfinite(norm)

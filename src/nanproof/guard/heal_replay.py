@@ -14,6 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..captured import CapturedState
 from ..locating import Location, locate
+from ..locating.bounds import SECONDS, Endless, within
 from ..locating.collectives import no_collectives
 from ..losses import losses_of
 from ..rng import random_states, set_random_states
@@ -131,14 +132,14 @@ def measure(play: Callable[[], Any], training: Training, *, lockstep: bool) -> M
         p.grad = None
     try:
         with nullcontext() if lockstep else no_collectives(training.model):
-            loss = losses_of(play()).total
+            loss = losses_of(play() if lockstep else within(SECONDS, play)).total
             loss.backward()  # type: ignore[no-untyped-call]
         gradients = [getattr(g, "_local_tensor", g) for _, g in gradients_of(training.parameters)]
         value = float(loss.detach())
         if not math.isfinite(value) or not math.isfinite(float(total_norm(gradients))):
             return None
         return Measured(loss=value, gradients=gradients)
-    except Exception:
+    except (Exception, Endless):
         if lockstep:
             raise
         return None

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+SECONDS = 300.0
+"""For a replay of which nothing else says how long it may take."""
 AGAIN_SECONDS = 1.0
 """The code that is ended may catch what ends it: it is told again."""
 _POLL = 0.0005

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..rng import random_states, set_random_states
 from ..tensors import tensors_in
-from .bounds import Endless, within
+from .bounds import SECONDS, Endless, within
 
 T = TypeVar("T")
 _NOT_STATE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_backward_hooks", "_forward_pre_hooks")
@@ -32,10 +32,6 @@ _LISTED = 64
 """Of a list or dictionary of tensors so many are looked at."""
 _COPIED_ATTRIBUTE = 64 << 20
 """Larger tensors that a module holds as plain attributes are not copied."""
-
-
-_SECONDS = 300.0
-"""Time for one replay on other values than the step's, where no other limit is given."""
 
 
 class OutOfTime(Endless):
@@ -99,7 +95,7 @@ class Sandbox:
     def in_time(self, play: Callable[[], T]) -> T:
         """Run a part of the step; after the first replay within a time that only a loop without end takes."""
         now = time.monotonic()
-        left = self._until - now if self._until is not None else _SECONDS
+        left = self._until - now if self._until is not None else SECONDS
         seconds = max(left, 10 * self._first)
         try:
             return within(seconds, play)
