@@ -357,6 +357,33 @@ def test_two_threads_that_train_at_once(tmp_path: Path, caplog: pytest.LogCaptur
     assert ran.outcome.attached
 
 
+def test_a_state_that_the_loop_carries_on_is_named(tmp_path: Path) -> None:
+    source = """
+        import torch
+        class Recurrent(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cell, self.out = torch.nn.GRUCell(4, 8), torch.nn.Linear(8, 1)
+            def forward(self, x, h):
+                h = self.cell(x, h)
+                return self.out(h), h
+        model = Recurrent()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        h = torch.zeros(2, 8)
+        for i in range(5):
+            x = torch.full((2, 4), float("nan") if i == 3 else 1.0)
+            out, h = model(x, h)
+            h = h.detach()
+            optimizer.zero_grad()
+            out.square().mean().backward()
+            optimizer.step()
+    """
+    first, second = incidents(guarded(tmp_path, source).run_dir)
+    assert "carries it on" not in first["location"]["why"]
+    assert second["location"]["leaf"].startswith("batch 1")
+    assert "the model itself has returned it before, and the loop carries it on" in second["location"]["why"]
+
+
 DIES = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

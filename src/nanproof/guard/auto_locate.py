@@ -71,6 +71,9 @@ class AutoLocate:
         if found is None or not reproduced:
             return None
         self._places.add(place)
+        if culprit is not None and found.leaf.partition("[")[0] in culprit.carried:
+            why = f"{found.why}; the model itself has returned it before, and the loop carries it on"
+            found = dataclasses.replace(found, why=why)
         state = found.leaf_kind == "parameter" or verdict.origin == "state"
         if state and older is not None and ranks.alone and culprit is not None and culprit.closure is not None:
             found = self._with_update(found, culprit, older)

@@ -137,6 +137,8 @@ class Passes:
         call = self._calls.begin(named if kwargs else args[0] if len(args) == 1 else args)
         call.capture.before(module, args, kwargs)
         here.inputs, here.capture = self._calls.joined()
+        returned = [n for n, t in tensors_in(here.inputs) if address_of(t) in self._made]
+        here.carried = frozenset(f"batch {n}".strip() for n in returned)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         if torch.compiler.is_compiling() or not self._trains(module) or self._depth == 0:

@@ -35,6 +35,8 @@ class Pass:
     """Which batch it is, in words: its number, its dataset indices."""
     inputs: Any = None
     """What went into the model, where that is a copy of the batch; a replay sees the copy."""
+    carried: frozenset[str] = frozenset()
+    """Inputs that the model itself has returned in the step before, as a recurrent state, by the names of locations."""
     capture: ForwardCapture = field(default_factory=ForwardCapture)
     random: Mapping[str, Any] = field(default_factory=dict)
     """Random states that differ from those at the start of the step."""
