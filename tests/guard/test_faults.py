@@ -148,6 +148,21 @@ def test_a_setting_that_is_not_finite_is_never_applied(key: str, value: Any) -> 
     assert run.feed(batches[4:]) == ["ok", "ok"]
 
 
+def test_a_rate_that_is_a_tensor_is_no_exception() -> None:
+    seed_everything()
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False)
+    guard = guarded(model, optimizer)
+    batches = make_batches(4)
+    assert guard.step(lambda: loss_of(model, batches[0])).ok
+    rate = optimizer.param_groups[0]["lr"]
+    rate.fill_(NAN)
+    assert guard.step(lambda: loss_of(model, batches[1])).level == "hyperparameter"
+    assert rate.item() == pytest.approx(0.01)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert guard.step(lambda: loss_of(model, batches[2])).ok
+
+
 def test_a_schedule_that_turns_nan_climbs_the_ladder() -> None:
     seed_everything()
     model = nn.Linear(8, 4)

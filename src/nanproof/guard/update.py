@@ -177,7 +177,11 @@ class Hyperparameters:
                 number, i, key = name
                 optimizer = next(o for o in optimizers if id(o) == number)
                 found.append(f"{key} of {type(optimizer).__name__} group {i}")
-                group[key] = self._last.get(name, optimizer.defaults.get(key, 0.0))
+                last = self._last.get(name, optimizer.defaults.get(key, 0.0))
+                if isinstance(group[key], Tensor):
+                    group[key].fill_(last)
+                else:
+                    group[key] = last
         return found
 
     def _good(self, name: tuple[int, int, str], value: Any) -> bool:
@@ -190,7 +194,9 @@ def _options(optimizers: Sequence[Optimizer]) -> Iterator[tuple[tuple[int, int, 
     for optimizer in optimizers:
         for i, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
-                if type(value) is float or type(value) is tuple:
+                if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":  # else a host read
+                    yield (id(optimizer), i, key), group, float(value)
+                elif type(value) is float or type(value) is tuple:
                     yield (id(optimizer), i, key), group, value
 
 
