@@ -20,7 +20,7 @@ from nanproof.run.handover import hand_over
 from nanproof.run.options import Options
 from nanproof.run.session import Session
 from nanproof.watch.state import trailing
-from run.launch import Ran, different, guarded, is_finite, plain
+from run.launch import Ran, different, guarded, incidents, is_finite, plain
 
 HEAD = """
 import random, sys, warnings
@@ -310,6 +310,15 @@ LOOPS = {
         torch.manual_seed(0)
         model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for i, a, b in batches():
+            optimizer.zero_grad()
+            mse(model(a), b).backward()
+            optimizer.step()
+        end = state(optimizer)
+    """,
+    "a model in evaluation mode": """
+        model.eval()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for i, a, b in batches():
             optimizer.zero_grad()
             mse(model(a), b).backward()
@@ -741,6 +750,13 @@ def test_a_second_optimizer_over_the_same_model(keep: bool, tmp_path: Path) -> N
     assert ran.outcome.exit_code == 0
     assert different(ran.main["model"].state_dict(), without["model"].state_dict()) == []
     assert different(ran.main["optimizer"].state_dict(), without["optimizer"].state_dict()) == []
+
+
+def test_training_in_evaluation_mode_is_located(tmp_path: Path) -> None:
+    ran = guarded(tmp_path, HEAD + textwrap.dedent(LOOPS["a model in evaluation mode"]))
+    (incident,) = incidents(ran.run_dir)
+    assert incident["verdict"]["level"] == "input"
+    assert incident["location"]["leaf"].startswith("batch")
 
 
 def test_the_loss_is_logged_without_a_loss_scale_of_the_scripts_own(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ class Passes:
         """Whether the guard is at work and may run passes of its own."""
         self.evaluating = False
         """Whether a step evaluates its closure again: passes that are part of the update."""
+        self.in_eval = False
+        """Whether the loop trains its model in evaluation mode, as fine-tuning with fixed statistics does."""
         self.hooks: list[RemovableHandle] = []
         self._thread = 0
         """That of the step."""
@@ -161,7 +163,8 @@ class Passes:
     def _trains(self, module: nn.Module) -> bool:
         # activation checkpointing runs forward passes again within the backward pass
         mine = not self.open or self._thread == threading.get_ident()
-        return mine and self._watching and not self._in_backward and module.training and torch.is_grad_enabled()
+        trains = (module.training or self.in_eval) and torch.is_grad_enabled()
+        return mine and trains and self._watching and not self._in_backward
 
     def begin(self, batch: Any = None) -> None:
         """A forward pass is about to begin: remember random states and buffers."""

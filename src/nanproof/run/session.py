@@ -225,7 +225,9 @@ class Session(Boundary):
         self.look(losses)
         self._notice_average()
         if self._strangers():  # a model that is not called as a module: its loss is the first that is seen of it
-            self._guard_all(losses)
+            loop = self._guard_all(losses)
+            if loop is not None:
+                loop.passes.in_eval = not any(root.training for root in loop.guard.training.roots)
         self._in_backward = True
         try:
             if self._loop is None:
