@@ -45,13 +45,14 @@ def missing(path: object, hint: str) -> UsageError:
     >>> missing("runs/b", "give a run folder").message
     'runs/b does not exist'
     >>> missing("https:/wandb.ai/me/runs/1", "give a run folder").hint  # a slash is lost on the way through pathlib
-    'copy it here first; only nanproof scan reads addresses'
+    'download it, then give the path of the copy (only nanproof scan reads addresses)'
     """
     scheme, found, rest = str(path).partition(":/")
     if found and len(scheme) > 1 and scheme.isalnum():
         address = f"{scheme}://{rest.lstrip('/')}"
         return UsageError(
-            f"{address} is not on this machine", hint="copy it here first; only nanproof scan reads addresses"
+            f"{address} is an address, not a file on this machine",
+            hint="download it, then give the path of the copy (only nanproof scan reads addresses)",
         )
     return UsageError(f"{path} does not exist", hint=hint)
 

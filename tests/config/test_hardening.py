@@ -283,6 +283,38 @@ def test_a_launch_script_that_has_the_last_word(config: Path) -> None:
     assert change.remark.endswith("run.sh:2 overrides it with 0.0005")
 
 
+@pytest.mark.parametrize(("wish", "key", "line"), [("LR=1e-4", "lr", "LR=0.0001"), ("clip-grad=1", "clip_grad", "")])
+def test_variables_and_spellings_of_a_launch_script(tmp_path: Path, wish: str, key: str, line: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("LR=1e-3\npython train.py --lr $LR --clip-grad 0.0\n")
+    found = harden(path, set=[wish])
+    assert [(c.key, c.before is not None) for c in found.changes] == [(key, True)]
+    first, second = found.after.splitlines()
+    assert first == (line or "LR=1e-3")
+    assert second == f"python train.py --lr $LR --clip-grad {'0.0' if line else '1'}"
+
+
+def test_a_key_that_names_the_dtype_needs_no_flag_of_another_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch, yaml\n"
+        'cfg = yaml.safe_load(open("cfg.yaml"))\n'
+        'dtype = getattr(torch, cfg["amp_dtype"])\n'
+        'scaler = torch.amp.GradScaler("cuda")\n'
+        "for x in loader:\n"
+        '    with torch.autocast("cuda", dtype=dtype):\n'
+        "        loss = model(x)\n"
+        "    scaler.scale(loss).backward()\n"
+        "    scaler.step(opt)\n"
+    )
+    (tmp_path / "other.py").write_text(
+        "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir='o', fp16=True)\n"
+    )
+    path = tmp_path / "cfg.yaml"
+    path.write_text("amp_dtype: float16\nlr: 3.0e-4\n")
+    found = harden(path, facts={"cause": "fp16-overflow", "gpu": "A100"})
+    assert changes(found) == {"amp_dtype": ("float16", "bfloat16")}
+
+
 def test_values_of_other_files(tmp_path: Path) -> None:
     """A Hydra config is hardened in its main file, when that has the last word."""
     (tmp_path / "optim").mkdir()

@@ -62,6 +62,23 @@ def test_labels_that_losses_accept_are_fine(tmp_path: Path, label: int) -> None:
     assert scan_data(tmp_path, classes=10).ok
 
 
+def test_minus_one_is_worth_a_word(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", y=np.array([0, 1, -1]))
+    (tmp_path / "d.jsonl").write_text('{"label": 0}\n{"label": -1}\n')
+    report = scan_data(tmp_path, classes=2)
+    assert report.ok
+    assert kinds(report) == [("ignored-label", "label", 1), ("ignored-label", "y", 2)]
+    said = CliRunner().invoke(nanproof, ["diagnose", "--data", str(tmp_path / "d.jsonl")]).output
+    assert "✓ 2 rows in 1 file: nothing that breaks a training; see ! above" in said
+
+
+def test_a_label_column_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("x,label\n1,0\n2,9\n")
+    with pytest.raises(UsageError, match=r"no column 'lable'.*did you mean label\?"):
+        scan_data(tmp_path, classes=2, labels=("lable",))
+    assert not scan_data(tmp_path, classes=2, labels=("label",)).ok
+
+
 def test_a_negative_label_is_wrong_even_without_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", y=np.array([0, 1, -7]))
     assert kinds(scan_data(tmp_path)) == [("label-out-of-range", "y", 2)]
@@ -238,7 +255,7 @@ def test_the_verb_names_file_and_row_and_weighs_it_as_evidence(tmp_path: Path) -
     assert any("first in row 2" in words for words in told["causes"][0]["evidence"])
     np.savez(tmp_path / "d.npz", x=np.array([1.0, 2.0, 3.0]))
     done = verb("--data", "d.npz", cwd=tmp_path)
-    assert (done.returncode, "3 rows in 1 files: no problems found" in done.stdout) == (0, True)
+    assert (done.returncode, "3 rows in 1 file: no problems found" in done.stdout) == (0, True)
 
 
 MODEL = """

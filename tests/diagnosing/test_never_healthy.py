@@ -227,3 +227,52 @@ def test_ranks_of_one_run_are_all_read(tmp_path: Path) -> None:
         tmp_path.joinpath(name).mkdir()
         text(tmp_path / name, rows(bad, "loss"))
     assert diagnose(tmp_path).verdict == "broken"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
+@pytest.mark.parametrize("column", ["loss", "val_loss"])
+def test_loggers_that_cannot_write_nan(name: str, column: str, tmp_path: Path) -> None:
+    """JSON has no NaN and many writers make null of it; pandas leaves the cell of a CSV file empty."""
+    made = [{k: None if k == column and r["step"] > 25 else v for k, v in r.items()} for r in rows(None, "loss")]
+    if name.endswith("jsonl"):
+        told = [json.dumps(r) for r in made]
+    else:
+        told = [",".join(made[0]), *(",".join("" if v is None else f"{v:g}" for v in r.values()) for r in made)]
+    tmp_path.joinpath(name).write_text("\n".join(told) + "\n")
+    diagnosis = diagnose(tmp_path)
+    assert diagnosis.verdict != "healthy"
+    assert f"{column} ends at step 25" in diagnosis.timeline[0].what
+
+
+def test_a_sum_that_is_nan_beside_finite_parts(tmp_path: Path) -> None:
+    told = [f"step {i}: cls_loss={3 - i / 20:.3f} reg_loss={2 - i / 40:.3f} total=#" for i in range(1, 41)]
+    for total in ("1.5", "nan"):
+        tmp_path.joinpath("train.log").write_text("\n".join(told).replace("#", total) + "\n")
+        assert (diagnose(tmp_path).verdict == "healthy") == (total == "1.5")
+
+
+def test_a_bar_whose_loss_is_nan_is_believed_beside_another_finite_loss(tmp_path: Path) -> None:
+    """The loss in a bar and the one in a record may be different ones, and gradients of a NaN term can be finite."""
+    told = []
+    for i in range(1, 300):
+        told.append(f"\rTraining:  {i // 3}%|##        | {i}/300 [00:10<00:20,  9.8it/s, loss=nan]")
+        if i % 10 == 0:
+            told.append(f"\nstep {i} kl_loss {3 - i / 200:.4f} grad_norm 0.9\n")
+    tmp_path.joinpath("train.log").write_text("".join(told))
+    assert diagnose(tmp_path).verdict == "broken"
+
+
+@pytest.mark.parametrize("end", ["Segmentation fault (core dumped)", "Model diverged, exiting."])
+def test_a_run_that_says_how_it_broke(end: str, tmp_path: Path) -> None:
+    text(tmp_path, rows(None, "loss"))
+    assert diagnose(tmp_path).verdict == "healthy"
+    with tmp_path.joinpath("train.log").open("a") as log:
+        log.write(f"{end}\n")
+    assert diagnose(tmp_path).verdict != "healthy"
+
+
+def test_fp16_does_not_make_a_healthy_run_doubtful(tmp_path: Path) -> None:
+    parts = [f"step {i} box_loss {3 - i / 20:.3f} cls_loss {2 - i / 40:.3f}" for i in range(1, 41)]
+    tmp_path.joinpath("train.log").write_text("\n".join(parts) + "\n")
+    tmp_path.joinpath("config.yaml").write_text("train:\n  fp16: true\n  lr: 1.0e-4\n")
+    assert diagnose(tmp_path).verdict == "healthy"

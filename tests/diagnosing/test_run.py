@@ -108,6 +108,48 @@ def test_autocast_without_a_scaler(tmp_path: Path) -> None:
     assert "torch.bfloat16" in found.causes[0].fix
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_scaler_that_never_scales_the_loss(tmp_path: Path, scaled: bool) -> None:
+    backward = "scaler.scale(loss).backward()" if scaled else "loss.backward()"
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "scaler = torch.cuda.amp.GradScaler()\n"
+        "for x, y in loader:\n"
+        "    with torch.cuda.amp.autocast():\n"
+        "        loss = model(x, y)\n"
+        f"    {backward}\n"
+        "    opt.step()\n"
+    )
+    runs.loop_log(tmp_path / "train.log", steps=300)
+    told = [f.words for f in read_run([tmp_path]).part.facts if f.name == "no-scaler"]
+    assert bool(told) != scaled
+    assert scaled or told[0].endswith("the GradScaler never scales the loss")
+
+
+def test_a_rate_that_starts_again_in_a_tracker_which_records_no_resume(tmp_path: Path) -> None:
+    rows = ["epoch,lr-AdamW,step,train_loss"]
+    for step in range(0, 20_000, 250):
+        rate = 3e-4 * (1 - (step if step < 12_000 else step - 12_000) / 20_000)
+        loss = 2 - step / 12_000 if step < 12_000 else min(4.4, 1 + (step - 12_000) / 500)
+        rows.append(f"{step // 2000},{rate:.8f},{step},{loss + step % 3 / 100:.5f}")
+    (tmp_path / "metrics.csv").write_text("\n".join(rows) + "\n")
+    found = diagnose(tmp_path)
+    assert found.broke
+    assert found.causes[0].name == "scheduler-state-on-resume"
+
+
+def test_the_exit_message_of_a_scaler_beside_its_curve(tmp_path: Path) -> None:
+    rows = [
+        f" iteration {i:8d}/ 9000 | lm loss: {3 - i / 5000:.4E} | loss scale: {s:.1f} | grad norm: 0.9 |"
+        for i in range(100, 6100, 100)
+        for s in (65536.0 if i < 4300 else max(1.0, 65536.0 / 4 ** ((i - 4200) // 100)),)
+    ]
+    rows.append("Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.")
+    (tmp_path / "train.log").write_text("\n".join(rows) + "\n")
+    found = diagnose(tmp_path)
+    assert (found.causes[0].name, found.decided) == ("loss-scale-collapse", True)
+
+
 def test_a_healthy_run_is_called_healthy(tmp_path: Path) -> None:
     runs.loop_log(tmp_path / "train.log", steps=300)
     found = diagnose(tmp_path)

@@ -312,6 +312,34 @@ def test_a_metric_alone_does_not_hurt() -> None:
     assert story.order == ("logits",)
 
 
+def test_an_unknown_value_beside_parts_of_a_loss_may_be_their_sum() -> None:
+    parts = {"cls_loss": falling(60), "box_loss": falling(60)}
+    assert story_of(range(60), **parts).outcome == "healthy"
+    assert story_of(range(60), **parts, total=[NAN] * 60).outcome == "intermittent"
+
+
+@pytest.mark.parametrize("name", ["nan_params", "num_nan_grads", "n_nonfinite", "inf_count"])
+def test_a_log_that_counts_bad_values_itself(name: str) -> None:
+    assert story_of(range(60), loss=falling(60), **{name: [0] * 60}).outcome == "healthy"
+    story = story_of(range(60), loss=falling(60), **{name: [0] * 40 + [12] * 20})
+    assert story.outcome == "intermittent"
+    assert story.first is not None
+    assert story.first.text == f"{name} is above 0 at 20 points (steps 40 to 59)"
+
+
+def test_a_loss_that_is_left_out_while_the_rest_goes_on() -> None:
+    loss = [*falling(100), *[None] * 50]
+    story = story_of(range(150), loss=loss, lr=1e-4)
+    assert story.outcome == "useless"
+    assert story.first is not None
+    assert story.first.text.startswith("loss ends at step 99, lr goes on to step 149")
+    # a tail of evaluation, and a loss that is written more rarely than the rate
+    rows = series_of(range(150), loss=loss, lr=[*[1e-4] * 100, *[None] * 50], eval_loss=falling(150))
+    assert timeline(rows).outcome == "healthy"
+    rare = [v if i % 20 == 0 else None for i, v in enumerate(falling(150))]
+    assert story_of(range(150), loss=rare, lr=1e-4).outcome == "healthy"
+
+
 def test_units_in_sentences() -> None:
     epochs = timeline(read_text("epoch 1 loss: 0.7\nepoch 2 loss: 0.6\nepoch 3 loss: nan\n"))
     assert epochs.first is not None

@@ -96,11 +96,13 @@ def _look(screen: Screen, path: str, classes: int | None, labels: tuple[str, ...
         report = scan_data(path, classes=classes, labels=labels, downsample=downsample, progress=bar.advance)
     for problem in report.problems:
         mark = style("✗", fg="red") if problem.cause else style("!", fg="yellow")
-        screen.result(f"{mark} {plain(str(problem))}")
+        screen.result(f"{mark} {plain(str(problem))}", 2)
     for note in report.notes:
-        screen.note(f"! {plain(note)}")
+        screen.note(f"! {plain(note)}", 2)
     if report.ok:
-        screen.result(f"✓ {report.rows:,} rows in {report.files:,} files: no problems found")
+        found = "nothing that breaks a training; see ! above" if report.problems else "no problems found"
+        files = "1 file" if report.files == 1 else f"{report.files:,} files"
+        screen.result(f"✓ {report.rows:,} rows in {files}: {found}", 2)
     return report
 
 

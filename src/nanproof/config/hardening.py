@@ -20,12 +20,14 @@ from .edits import CannotEdit, format_of, set_value
 from .evidence import Fact, Facts
 from .ladder import TOP, advice, climb
 from .literals import write
+from .loading import SHELL
 from .marks import Mark, mark
 from .meaning import VOCABULARY, concepts_of
 from .overrides import parse_override
 from .project import Project
 from .proposals import Proposal, Refusal
 from .remedies import remedies
+from .shellfile import flag_of
 from .source import Source
 from .value import Plain, Value, as_number, show
 
@@ -170,6 +172,9 @@ def _asked(case: Case, words: tuple[str, Plain]) -> Proposal:
     key, after = words
     several = [k for k in case.settings.values if k.endswith(f".{key}")]
     held = case.settings.find(key)
+    if held is None and Path(case.path).suffix.lower() in SHELL:
+        flag = flag_of(Source.read(case.path).text, key)
+        held = case.settings.find(flag.replace("-", "_")) if flag else None
     if held is None and len(several) > 1:
         raise UsageError(f"{key} may mean {', '.join(several[:4])}", hint="give the whole key")
     held = held or (case.value(key) if key in VOCABULARY else None)

@@ -169,17 +169,20 @@ def set_precision(case: Case, target: str, why: str, evidence: list[str]) -> Ite
         keys["deepspeed.bf16.enabled"] = True
     if "accelerate.mixed_precision" in case.settings:
         keys["accelerate.mixed_precision"] = "bf16" if target == "bf16" else "no"
+    named_by = [v for v in (case.value("train_dtype"), case.value("mixed_precision")) if v is not None]
+    # a key that names the dtype needs no flag beside it, which another script of the project may take
+    takes_flags = case.dialect == "transformers" or (case.effective.stack == "transformers" and not named_by)
     for concept in ("fp16", "bf16"):
         wanted = concept == target
         held = case.value(concept)
         if held is not None and not held.key.startswith("deepspeed.") and is_on(held) != wanted:
             keys[held.key] = wanted
-        elif held is None and wanted and "transformers" in (case.dialect, case.effective.stack):
+        elif held is None and wanted and takes_flags:
             keys[case.key(concept) or concept] = True
         elif held is None and wanted and not deepspeed and (twin := _twin(case)):
             keys[twin] = True
-    for named in (case.value("train_dtype"), case.value("mixed_precision")):  # autocast takes its dtype from this key
-        if named is not None and dtype_of(named.value) == "float16" and str(named.value).endswith("float16"):
+    for named in named_by:  # autocast takes its dtype from this key
+        if dtype_of(named.value) == "float16" and str(named.value).endswith("float16"):
             keys[named.key] = str(named.value).replace("float16", "bfloat16" if target == "bf16" else "float32")
     loaded = case.value("load_dtype")
     if loaded is not None and case.effective.lora and dtype_of(loaded.value) == "float16":  # frozen, and computes

@@ -32,6 +32,17 @@ def set_flag(source: Source, key: str, after: Plain) -> Source:
     return changed
 
 
+def flag_of(text: str, word: str) -> str:
+    """The flag that a word means: itself in another spelling, or the one that takes its value from this variable.
+
+    >>> flag_of("python train.py --lr $LR --clip-grad 0", "LR"), flag_of("python train.py --clip-grad 0", "clip_grad")
+    ('lr', 'clip-grad')
+    """
+    spelled = re.sub(r"[-_]", "[-_]", word) if re.fullmatch(r"[\w-]+", word) else r"(?!)"
+    found = re.search(rf"--({spelled})(?![\w-])|--([\w-]+)(?:=|[ \t]+)[\"']?\$\{{?{spelled}\b", text)
+    return (found[1] or found[2]) if found else ""
+
+
 def _edit(text: str, name: str, after: Plain, path: str) -> str:
     flag = re.sub(r"[-_]", "[-_]", re.escape(name).replace(r"\-", "-"))
     value = r"(?P<gap>=|[ \t]+(?!-[A-Za-z-]|\\))?(?P<value>[^\s\\]+)?"

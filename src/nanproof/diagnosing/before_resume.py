@@ -219,9 +219,16 @@ def _data(configs: Sequence[Config], places: Places) -> Iterator[Check]:
     for name, path in paths.items():
         report = scan_data(path)
         for problem in [p for p in report.problems if p.cause][:10]:
-            yield Check(point="data", verdict="wrong", found=f"{name}: {problem}")
+            yield Check(point="data", verdict="wrong", found=_named(name, str(problem)))
         if report.ok:
-            words = f"{name}: {report.files:,} files, {report.rows:,} rows, finite and in range"
+            files = "" if path.is_file() else f"{report.files:,} files, "
+            words = f"{name}: {files}{report.rows:,} rows, finite and in range"
             yield Check(point="data", verdict="ok", found=words)
         elif not report.files:
             yield Check(point="data", verdict="unknown", found=f"{name}: no file of a format that can be read here")
+
+
+def _named(name: str, problem: str) -> str:
+    """A problem below the path that the config names; the file is not said twice."""
+    file = Path(name).name
+    return f"{Path(name).parent / problem}" if problem.startswith(f"{file} ") else f"{name}: {problem}"

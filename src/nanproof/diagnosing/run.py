@@ -151,7 +151,7 @@ _CTC = re.compile(
     r"(?i)\b(?:criterion|loss(?:_?(?:fn|type|name))?|objective)\W{1,4}\w*ctc\w*|\bctc_?loss\b|\bCTCCriterion"
 )
 _CASTS = re.compile(r"autocast|\bhalf\(\)|(?<![a-z])amp(?![a-z])|GradScaler|float16|(?<![a-z])[bf]p?16(?!\d)")
-_SCALES = re.compile(r"(?i)scaler|accelerat|deepspeed|lightning|\bTrainer\b|apex")
+_SCALES = re.compile(r"(?i)\.scale\(|scale_loss|(?<!grad)scaler\(|accelerat|deepspeed|lightning|\bTrainer\b|apex")
 
 
 def _unscaled(trees: Sequence[Tree], force: InForce) -> Iterator[Fact]:
@@ -160,9 +160,11 @@ def _unscaled(trees: Sequence[Tree], force: InForce) -> Iterator[Fact]:
     if precision is None or not str(precision.value).startswith("fp16"):
         return
     loops = [(name, text) for name, _, text in trees if ".backward(" in text and "autocast" in text]
-    if loops and not any(_SCALES.search(text) for _, _, text in trees):
-        words = f"fp16 ({precision.where}) under autocast, and no GradScaler in the code"
-        yield Fact(name="no-scaler", where=loops[0][0], words=words)
+    if not loops or any(_SCALES.search(text) for _, _, text in trees):
+        return
+    made = any("GradScaler(" in text for _, _, text in trees)
+    scaler = "the GradScaler never scales the loss" if made else "no GradScaler in the code"
+    yield Fact(name="no-scaler", where=loops[0][0], words=f"fp16 ({precision.where}) under autocast, and {scaler}")
 
 
 def _decided(part: Part, force: InForce) -> InForce:

@@ -112,7 +112,17 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     ("early-stopping", "stop", r"early stopping|EarlyStopping"),
     ("", "stop", r"\b(?:stopping|aborting|terminating) (?:the )?(?:training|run|job)\b|exiting run"),
     ("", "stop", r"training (?:was )?(?:stopped|aborted|interrupted)"),
-    ("crashed", "stop", r"\bSIG(?:TERM|KILL|INT|ABRT|SEGV)\b|slurmstepd: error"),
+    (
+        "diverged",
+        "stop",
+        r"\b(?:model|training|run|loss|network) (?:has |have |is |was )?(?:diverged|diverging|exploded)\b",
+    ),
+    (
+        "crashed",
+        "stop",
+        r"\bSIG(?:TERM|KILL|INT|ABRT|SEGV)\b|slurmstepd: error|segmentation fault|core dumped|^bus error"
+        r"|illegal instruction|fatal python error|terminate called after",
+    ),
     (
         "",
         "resume",
@@ -140,6 +150,7 @@ _TRIGGER = re.compile(
     rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
     rb"|sav|writ|wrot|checkpoint|training|oom|warn|checksum|integrity|interrupt|no space|quota"
+    rb"|segmentation|core dumped|bus error|illegal inst|fatal python|diverg|explod"
 )
 OUTSIDE = frozenset({"out-of-memory", "disk-full", "interrupted", "killed"})
 """Messages of what ends a run from outside: memory, disk, a scheduler or its user. Its numbers are not to blame."""

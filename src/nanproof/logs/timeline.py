@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .messages import AFTERMATH, OUTSIDE
-from .moments.failure import ORDER, find_dead, find_nonfinite, find_zeros
+from .moments.failure import ORDER, find_dead, find_missing, find_nonfinite, find_zeros
 from .moments.level import BOTTOM, find_level
 from .moments.moment import Moment, MomentKind
 from .moments.rates import find_frozen, find_jumps, find_negative
@@ -54,7 +54,8 @@ class Timeline:
     unit: Unit
     outcome: Outcome
     """healthy; intermittent: non-finite at times, finite at the end; dead: non-finite at the end; stopped: by an
-    exception; useless: finite, but flat, at chance or without labels; empty: nothing was read."""
+    exception; useless: finite, but flat, at chance, without labels or without a loss to its end; empty: nothing was
+    read."""
     moments: tuple[Moment, ...]
     order: tuple[str, ...]
     """The columns that became non-finite, the first first."""
@@ -103,6 +104,7 @@ def timeline(series: Series) -> Timeline:
         *find_words(series),
         *find_resumes(series),
         *find_dead(series),
+        *find_missing(series),
     ]
     told = [c for c in series.columns.values() if c.role in ORDER and len(c)]
     segments = series.segments
@@ -134,7 +136,7 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
     if kinds & {"hidden-nan", "message", "nan-iterations"} or any(_hurts(series, m) for m in moments):
         return "intermittent"
     grown = any(m.kind == "growth" and series.columns[m.column].role != "grad_norm" for m in moments)
-    wrong = {"masked-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
+    wrong = {"masked-loss", "missing-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
     fell = any(m.kind == "negative-loss" and m.numbers["lowest"] < BOTTOM for m in moments)
     return "useless" if grown or fell or kinds & wrong else "healthy"
 
@@ -148,8 +150,13 @@ def stops(series: Series, moment: Moment) -> bool:
 
 
 def _hurts(series: Series, moment: Moment) -> bool:
-    """A NaN in a loss, a norm, a rate, a perplexity or an evaluation; in a metric only where it had a value before."""
+    """A NaN in a loss, a norm, a rate, a perplexity or an evaluation; in a metric only where it had a value before.
+
+    Beside parts of a loss that is not there, it may be their sum, whatever its name.
+    """
     if moment.kind != "nonfinite":
         return False
-    known = series.columns[moment.column].role != "other" or METRIC.search(moment.column.encode()) is not None
-    return known or moment.numbers["count"] < moment.numbers["points"]
+    column = series.columns[moment.column]
+    known = column.role != "other" or METRIC.search(moment.column.encode()) is not None
+    whole = series.loss is None and any(len(c) and series.matched(c, column).all() for c in series.components)
+    return known or whole or moment.numbers["count"] < moment.numbers["points"]

@@ -16,7 +16,7 @@ newer LLMs, the SDXL VAE) overflow in fp16 although nothing is wrong with them."
     share=9.0,
     replayed=("range-overflow",),
     clues=(
-        pro("points", FP16, "training runs in fp16"),
+        pro("points", FP16, "training runs in fp16", unless=flag("run-healthy")),
         pro(
             "hints",
             both(FP16, flag("loss-nan", "late-nan", "loss-zero-grad-nan", "loss-zero", "loss-turned-zero")),

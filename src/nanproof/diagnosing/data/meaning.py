@@ -37,6 +37,7 @@ class Fault:
     words: str
 
 
+MINUS_ONE = "label −1: an error unless the loss has ignore_index=-1"
 EMPTY: tuple[Kind, str] = ("empty-target", "the target is empty")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?")
 
@@ -72,6 +73,10 @@ class Meaning:
             for row in np.flatnonzero(rows.any(1)):
                 value = int(values.reshape(len(values), -1)[row][rows[row]][0])
                 yield Fault("label-out-of-range", name, first + int(row), self._range(value))
+            if values.ndim == 1:
+                yield from (
+                    Fault("ignored-label", name, first + int(r), MINUS_ONE) for r in np.flatnonzero(values == -1)
+                )
             if values.ndim > 1 and values.shape[1]:
                 masked = np.isin(values, IGNORED[:1]).reshape(len(values), -1).all(1)
                 for row in np.flatnonzero(masked):
@@ -97,6 +102,8 @@ class Meaning:
                 return "empty-target", "every label is −100, so none counts"
         else:
             numbers = [value] if isinstance(value, int) and not isinstance(value, bool) else []
+        if value == -1 and numbers:
+            return "ignored-label", MINUS_ONE
         for number in numbers:
             if (number < 0 and number not in IGNORED) or (self.classes is not None and number >= self.classes):
                 return "label-out-of-range", self._range(number)

@@ -11,6 +11,7 @@ Kind = Literal[
     "constant",
     "out-of-range",
     "label-out-of-range",
+    "ignored-label",
     "empty-target",
     "ctc-infeasible",
     "degenerate-box",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +180,12 @@ class _Report:
         notes = [f"{count:,} files not read ({suffix})" for suffix, count in sorted(self._skipped.items())]
         if self._unchecked:
             notes.append(f"integers in {', '.join(self._unchecked[:3])} were not compared with the number of classes")
+        names = sorted({c.name for c in self._columns})
+        for label in self._meaning.labels if names else ():
+            if label not in names:  # a typing error must not pass for a clean column
+                close = difflib.get_close_matches(label, names, n=1)
+                known = f"did you mean {close[0]}?" if close else f"the columns are {', '.join(names[:8])}"
+                raise UsageError(f"no column {label!r} in {self._root}", hint=known)
         if not self._files:
             notes.append(f"no data found; it reads {_KNOWN}")
         order = sorted(self._problems, key=lambda p: (not p.cause, p.file, p.row or 0))

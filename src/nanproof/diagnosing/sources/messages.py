@@ -42,6 +42,7 @@ _TOPICS = {
     "probabilities": "distribution-error",
     "distribution": "distribution-error",
     "negative-std": "distribution-error",
+    "scale-minimum": "minimum-scale",
 }
 _READ = ("backward-op", "attention-op", "distribution-error", "ctc", "label-values", "no-targets", "ignored-labels")
 """Topics that an exception's own words can be about; the others are too vague for a line of a log."""

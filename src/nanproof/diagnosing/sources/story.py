@@ -86,7 +86,9 @@ def _ill(series: Series, story: Timeline) -> str:
         return "something stopped it"
     if series.loss is None and not series.components and (said := story.of("message")):
         return said[0].text
-    whole = story.of("chance", "masked-loss", "zero-loss", "divergence", "lr-negative", "scale-collapse")
+    whole = story.of(
+        "chance", "masked-loss", "missing-loss", "zero-loss", "divergence", "lr-negative", "scale-collapse"
+    )
     norms = {c.name for c in series.of("grad_norm")}
     parts = [m for m in story.of("growth", "spike") if not m.benign and m.column not in norms]
     if whole or parts:
@@ -361,7 +363,8 @@ def _resumes(series: Series, story: Timeline) -> Iterator[tuple[str, str]]:
         yield "resumed", late
         yield "lr-discontinuity", late
     if not found:
-        if story.unit == "step" and story.first_step is not None and story.first_step <= 1:
+        # trackers do not record a resume: a rate that leaves its schedule may be one
+        if not jumps and story.unit == "step" and story.first_step is not None and story.first_step <= 1:
             yield "never-resumed", "the log goes from its first step on without a resume"
         return
     yield "resumed", f"resumed at {story.unit} {found[-1].step:,}"

@@ -149,6 +149,34 @@ def _zeros(series: Series, loss: Column, mask: NDArray[np.bool_], kind: MomentKi
     )
 
 
+FEW_MISSING = 5
+"""Points after the last loss, in the pace of the loss, from which on it is missed."""
+
+
+def find_missing(series: Series) -> list[Moment]:
+    """A loss that is left out to the end while what was written beside it goes on: JSON and CSV may hold no NaN."""
+    losses = [c for c in series.of("loss") or series.components if len(c)]
+    last = max(losses, key=lambda c: int(c.rows[-1]), default=None)
+    judged = [c for c in series.evals if "loss" in c.name.lower() and len(c)]
+    return [m for c in ([last] if last is not None else []) + judged if (m := _missing(series, c)) is not None]
+
+
+def _missing(series: Series, loss: Column) -> Moment | None:
+    for other in series.columns.values():
+        apart = other.role in ("time", "epoch") or (other.role == "eval" and loss.role != "eval")
+        if apart or not len(other) or not series.matched(loss, other).all():
+            continue
+        after = other.steps[other.rows > loss.rows[-1]]
+        if len(after) >= FEW_MISSING * max(1.0, len(other) / len(loss)):
+            ends = f"{loss.name} ends at {at(series, int(loss.steps[-1]))}"
+            text = (
+                f"{ends}, {other.name} goes on to {at(series, int(after[-1]))}: loggers that cannot write NaN omit it"
+            )
+            step, row = int(after[0]), int(loss.rows[-1]) + 1
+            return Moment(kind="missing-loss", step=step, row=row, until=int(after[-1]), text=text, column=loss.name)
+    return None
+
+
 def find_dead(series: Series) -> list[Moment]:
     """For every segment that ends non-finite: how long it went on like that."""
     found = []

@@ -14,6 +14,7 @@ MomentKind = Literal[
     "hidden-nan",
     "zero-loss",
     "masked-loss",
+    "missing-loss",
     "dead",
     "growth",
     "spike",

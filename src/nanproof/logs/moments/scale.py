@@ -96,12 +96,16 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
     good = column.only(~column.bad)
     counts = good.values
     # Megatron's "number of skipped iterations" is that of one line, DeepSpeed's "skipped" a running total
-    running = not column.name.lower().startswith("num") and bool((np.diff(counts) >= 0).all()) and len(counts) > 1
+    # and NaN among parameters or gradients are no number of steps at all
+    steps = kind == "skipped" or any(w in column.name.lower() for w in ("iter", "step", "batch", "update"))
+    counts_on = steps and not column.name.lower().startswith("num")
+    running = counts_on and bool((np.diff(counts) >= 0).all()) and len(counts) > 1
     more = np.flatnonzero(np.diff(counts, prepend=0.0) > 0 if running else counts > 0)
     total = int(counts[-1]) if running else int(counts.sum())
     if not len(more) or not total:
         return []
     first, last = int(good.steps[more[0]]), int(good.steps[more[-1]])
+    what = f"{many(total, 'step')} {words}" if steps else f"{column.name} is above 0 at {many(len(more), 'point')}"
     return [
         Moment(
             kind=kind,
@@ -110,7 +114,7 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
             row=int(good.rows[more[0]]),
             column=column.name,
             value=float(total),
-            text=f"{many(total, 'step')} {words} ({span(series, first, last)})",
+            text=f"{what} ({span(series, first, last)})",
             benign=kind == "skipped",
             numbers={"count": float(total)},
         )
