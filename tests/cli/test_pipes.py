@@ -68,3 +68,10 @@ def test_a_pipe_in_the_journal_is_named(project: Path, words: str) -> None:
     run = subprocess.run(command, cwd=project, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
     assert run.returncode == 2
     assert "0001 is not a journal entry" in run.stderr
+
+
+def test_a_pipe_is_no_log(project: Path) -> None:
+    command = [sys.executable, "-m", "nanproof", "diagnose", "pipe.log"]
+    run = subprocess.run(command, cwd=project, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: pipe.log is not a file\n  hint: ")

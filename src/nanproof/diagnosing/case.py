@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ..errors import UsageError
 from .data.facts import facts_of
@@ -35,6 +36,9 @@ def diagnose_all(
     from .run import order_moments, read_run  # the readers of all formats: facts alone do not need them
     from .sources.places import SOUGHT
 
+    for path in map(Path, paths):
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe
+            raise UsageError(f"{path} is not a file", hint="write the log to a file and name that")
     run = read_run(paths, gpu=str(facts.get("gpu", "")))
     if run.places.empty:
         named = ", ".join(os.fspath(p) for p in paths)
