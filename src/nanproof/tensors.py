@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -179,7 +180,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield field.name, getattr(value, field.name)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+    elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):  # one that is named leads to all
         for name, item in list(vars(value).items()):
             if not name.startswith("_"):
                 yield name, item

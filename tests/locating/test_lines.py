@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import nanproof
 from nanproof import Guard, Incident
+from nanproof.tensors import tensors_in
 
 
 def line_of(marker: str) -> int:
@@ -197,3 +198,9 @@ def test_locating_does_not_import_sympy() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=600, capture_output=True)
     assert done.stdout.strip() == b"False"
+
+
+def test_modules_in_the_variables_of_a_step_are_not_walked_through() -> None:
+    """Namespaces of exec hold them, and one leads to sys.modules, which changes while others import."""
+    seen = list(tensors_in({"torch": torch, "sys": sys, "x": torch.ones(1)}))
+    assert [name for name, _ in seen] == ["x"]

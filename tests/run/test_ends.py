@@ -323,11 +323,12 @@ def test_two_threads_that_train_at_once(tmp_path: Path, caplog: pytest.LogCaptur
     source = """
         import threading, torch
         models, turn, failed = {}, threading.Barrier(2), []
+        torch.manual_seed(0)
+        for name in ("a", "b"):
+            layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
+            models[name] = torch.nn.Sequential(*layers)
         def train(name):
             try:
-                torch.manual_seed(0)
-                layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
-                models[name] = torch.nn.Sequential(*layers)
                 optimizer = torch.optim.SGD(models[name].parameters(), lr=0.1)
                 for i in range(8):
                     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(i))

@@ -105,7 +105,9 @@ class Session(Boundary):
     def _on_forward(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if kwargs is None:
             return  # a trigger that was removed during this very call
-        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled() or not self._trains:
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled() or not self.here:
+            return
+        if not self._thread.enter():
             return
         if any(is_lazy(p) for o in self._strangers() for g in o.param_groups for p in g["params"]):
             return  # this very pass makes them: its loss is where the guard begins
@@ -118,7 +120,7 @@ class Session(Boundary):
 
     def forward(self, module: nn.Module, call: Call, args: Any, kwargs: Any) -> Any:
         """A forward pass whose hooks are compiled away: begin and end it from outside."""
-        if transforming() or not self._trains:
+        if transforming() or not self.here or not self._thread.enter():
             return call(*args, **kwargs)
         known = self._loop
         self._on_forward(module, args, kwargs)
@@ -218,7 +220,7 @@ class Session(Boundary):
 
     def backward(self, call: Call, losses: Any, scaled_by: Any, raw: Tensor | None) -> Any:
         """A backward pass; those within a backward pass (activation checkpointing) are part of it."""
-        if not self._trains or self._in_backward or self._replaying or transforming():
+        if not self.here or not self._thread.enter() or self._in_backward or self._replaying or transforming():
             return call()
         if self._until_guarded and self.attachment.attached:
             raise Checked
@@ -295,6 +297,7 @@ class Session(Boundary):
         result = loop.step(optimizer, carry_out, closure)
         self._rates[optimizer] = _rate(optimizer)  # an optimizer may change it by itself
         self._after(loop)
+        self._thread.ended()
         if self._without:
             self._without = False
             self._guard_all()
@@ -355,6 +358,7 @@ class Session(Boundary):
             return call()
         loop.left(optimizer)
         self._after(loop)
+        self._thread.ended()
         return None
 
     def scaler_update(self, scaler: Any, call: Call) -> Any:
