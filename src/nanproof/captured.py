@@ -19,9 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from .rng import random_states, set_random_states
+from .tensors import bytes_of
 
 Slot = tuple[str, nn.Module, str]
 """A buffer's full name, the module that holds it, and its name there."""
+
+
+MAX_GRADIENTS = 256 << 20
+"""Bytes of gradients that nobody clears; more are not copied, but dropped with a step that is undone."""
 
 
 def buffer_slots(model: nn.Module) -> list[Slot]:
@@ -61,7 +66,9 @@ class CapturedState:
             self._copies = [b.detach().clone() for b in present]
         elif present:
             torch._foreach_copy_(self._copies, present)
-        self._grads = [(p.grad, None if p.grad is None else p.grad.detach().clone()) for p in self._unstepped]
+        grads = [p.grad for p in self._unstepped]
+        small = sum(bytes_of(g) for g in grads if g is not None) <= MAX_GRADIENTS
+        self._grads = [(g, g.detach().clone()) if small and g is not None else (None, None) for g in grads]
         self._random = random_states()
 
     def forget(self) -> None:
