@@ -262,6 +262,8 @@ def _is_bad(value: Any) -> bool:
 @pytest.mark.filterwarnings("ignore")
 def test_torch_really_loads_these_as_bad_numbers() -> None:
     for trick, _, code in numbers():
+        if trick == "two types" and torch.__version__ >= torch.torch_version.TorchVersion("2.14"):
+            continue  # seen with 2.15: the second type is the one that counts there
         assert _is_bad(torch.load(io.BytesIO(file(code, **STORED)), weights_only=False)["x"]), trick
 
 
