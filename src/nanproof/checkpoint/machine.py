@@ -27,7 +27,7 @@ from .rebuild import build, extend, fill, reduce
 
 MAX_PICKLE = 32 << 20
 MAX_DIGITS = 600
-MAX_MEMORY = 88 << 20  # the pickle and all objects built from it, by the estimate of `_run`
+MAX_MEMORY = 80 << 20  # the pickle and all objects built from it, by the estimate of `_run`
 
 
 _CALLING = (0x52, 0x81, 0x92, 0x69, 0x6F)  # REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ
