@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,16 @@ LIGHT = {"checkpoint", "logs", "config", "linting", "diagnosing", "watch", "repo
 WITHOUT_TORCH = LIGHT | BASE - {"tensors", "rng", "captured", "losses"}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of a file's syntax, parsed once for all tests."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
     """Every module that a file imports, absolute, and the statement."""
     package = ["nanproof", *path.relative_to(SRC).with_suffix("").parts]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for name in node.names:
                 yield name.name, node
@@ -167,7 +174,7 @@ WRITERS = {
 
 
 def writes(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and node.attr in WRITERS:
             yield f"{path.relative_to(SRC)}:{node.lineno} .{node.attr}"
         if not isinstance(node, ast.Call):

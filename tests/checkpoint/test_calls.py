@@ -341,6 +341,7 @@ def test_policy_weights_only_says_what_torch_does(tmp_path: Path) -> None:
     assert 10 < refused < len(_policy_files()) - 10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_policy_weights_only_on_changed_pickles() -> None:
     """A fixed part of ``python -m checkpoint.differential``."""
@@ -365,6 +366,7 @@ def test_attributes_of_tensors_that_are_more_than_remembered() -> None:
     assert real <= DESCRIPTORS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "instructions",
     [

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PIPES = """
 pipe.py pipe.yaml pipe.ipynb pipe.json pipe.toml pipe.log pipe.jsonl pipe.csv pipe.pt pipe.safetensors pipe.txt pipe.png
 .gitignore pyproject.toml requirements.txt config.json trainer_state.json training_args.bin ds_config.json train.log

@@ -204,6 +204,7 @@ for i in range(30):
 """
 
 
+@pytest.mark.slow
 def test_a_guarded_run_is_told_by_its_own_script_and_by_what_its_replay_showed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_the_comparison_would_notice_a_false_healthy(monkeypatch: pytest.MonkeyP
         fuzz_weights(seeds("weights")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", [False, True], ids=["woken", "killed"])
 def test_a_target_that_waits_for_ever_is_ended_and_its_input_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deaf: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -80,6 +81,7 @@ def test_an_ordinary_overflow_writes_no_incident(tmp_path: Any) -> None:
     assert not (tmp_path / "incidents").exists()
 
 
+@pytest.mark.slow
 def test_100_bad_steps_in_a_row_then_clean_data_trains_on() -> None:
     for with_closure in (True, False):
         patient = Policy(max_consecutive=10_000, max_skips=10_000)

@@ -320,6 +320,7 @@ def test_hostile_and_corrupt_folders_are_refused(tmp_path: Path, monkeypatch: An
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_a_sharded_model_is_saved_and_resumed(tmp_path: Path) -> None:
     for rank, (whole, again, update, said) in enumerate(on_ranks(sharded, str(tmp_path))):
         assert whole == again

@@ -59,6 +59,7 @@ def curves() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(curves()))
 def test_no_false_alarm_in_100k_clean_steps(name: str) -> None:
     losses, norms = curves()[name]
@@ -133,6 +134,7 @@ def test_a_window_round_trips() -> None:
 
 KINDS = ["nonfinite", "overflow", "spike", "forecast", "dead", "unmoved", "pending", "exception", "ok"]
 LEVELS = [None, "input", "prediction", "loss", "gradient", "parameter", "buffer"]
+POLICIES = {mode: Policy(mode=mode) for mode in ("protect", "stop", "observe")}  # type: ignore[arg-type]
 ORIGINS = [None, "transient", "range", "data", "state", "scale"]
 
 
@@ -146,12 +148,12 @@ def everything() -> Any:
         (0, 1),
         (None, 3),
         (False, True),
-        ("protect", "stop", "observe"),
+        POLICIES,
     ):
         verdict = Verdict(kind=kind, step=10, level=level, origin=origin)  # type: ignore[arg-type]
         history = History(consecutive=consecutive, rollbacks=rollbacks, restores=restores)
         means = Recoveries(snapshot=snapshot, checkpoint=checkpoint)
-        yield verdict, history, Policy(mode=mode), means, decide(verdict, history, Policy(mode=mode), means)  # type: ignore[arg-type]
+        yield verdict, history, POLICIES[mode], means, decide(verdict, history, POLICIES[mode], means)
 
 
 def test_what_the_policy_may_never_do() -> None:

@@ -185,6 +185,7 @@ def test_activation_checkpointing(reentrant: bool, weights: str, path: str) -> N
     assert close_to(gradients, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("weights", ["float16 weights", "autocast"])
 def test_compiled_models_go_around_an_island(weights: str) -> None:

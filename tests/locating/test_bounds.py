@@ -22,6 +22,8 @@ from nanproof.locating import apart
 from nanproof.locating.bounds import Endless, within
 from support.forked import run_python
 
+pytestmark = pytest.mark.slow
+
 X = torch.ones(1, 2)
 
 

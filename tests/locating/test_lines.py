@@ -186,6 +186,7 @@ def test_a_guarded_loop_with_threads_is_located(tmp_path: Path, closure: bool, w
     assert found.verified is (True if seen else None)
 
 
+@pytest.mark.slow
 def test_locating_does_not_import_sympy() -> None:
     code = """
     import sys, torch, nanproof

@@ -356,6 +356,7 @@ def test_what_cannot_be_reproduced_says_how_often() -> None:
     assert any("0 of 5 replays failed" in n for n in found.notes)
 
 
+@pytest.mark.slow
 def test_locating_does_not_import_the_compiler() -> None:
     code = (
         "import sys, torch, nanproof; m = torch.nn.Linear(2, 2)\n"
@@ -374,6 +375,7 @@ class Inner(nn.Module):
         return torch.exp(self.f(x))
 
 
+@pytest.mark.slow
 def test_a_failure_of_compiled_code_alone_is_bisected() -> None:
     def wrong(graph: Any, _: Any) -> Any:
         """A backend with a bug: whatever holds an exp comes out as NaN."""
@@ -493,6 +495,7 @@ def alone(rank: int, kind: str) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "own reduction"])
 def test_one_rank_alone_never_waits_for_the_others(kind: str) -> None:
     first, second = on_ranks(alone, kind)

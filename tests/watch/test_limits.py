@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import sys
 from nanproof.watch import limits
