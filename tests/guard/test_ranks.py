@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -226,6 +229,49 @@ def test_a_bad_window_is_dropped_on_all_ranks() -> None:
     for exact, oks in on_ranks(windows):
         assert exact
         assert [i for i, ok in enumerate(oks) if not ok] == [19]
+
+
+class Length(nn.Module):
+    """The gradient of its root is infinite for a sample of zeros, its output is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16, bias=False), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = self.inner(x).square().sum(1, keepdim=True).sqrt()
+        return self.outer(self.inner(x)) * length
+
+
+def bad_gradients(rank: int, run_dir: str, closure: bool) -> tuple[list[Any], str]:
+    """Two windows of three; a finite loss of rank 1's fifth micro-batch has a gradient that is not finite."""
+    seed_everything()
+    model = DDP(Length())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guard = guarded(model, optimizer, accumulate=3, run_dir=run_dir, locate_seconds=60.0)
+    for i in range(6):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * rank + i))
+        x[2] *= not (rank == 1 and i == 4)
+        if closure:
+            verdict = guard.step(lambda x=x: model(x).square().mean(), batch=x)
+        else:
+            guard.backward(model(x).square().mean(), batch=x)
+            verdict = guard.step()
+    guard.close()
+    return [verdict.kind, verdict.level], digest(model.module, [optimizer])
+
+
+@pytest.mark.parametrize("closure", [True, False])
+def test_a_bad_gradient_is_blamed_on_its_rank_and_micro_batch(closure: bool, tmp_path: Path) -> None:
+    (said, first), (_, second) = on_ranks(bad_gradients, str(tmp_path), closure)
+    assert said == ["nonfinite", "gradient"]
+    assert first == second
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("incidents/*/incident.json"))]
+    assert [(i["id"], i["verdict"]["rank"]) for i in found] == [("000002-r0", 1), ("000002-r1", 1)]
+    assert ".sqrt()" in "".join(found[1]["location"]["code"])
+    assert found[1]["location"]["verified"]
+    stored = load_file(tmp_path / "incidents" / "000002-r1" / "batch.safetensors")
+    assert [t[2].count_nonzero().item() for t in stored.values()] == [0]
 
 
 class Collectives(TorchDispatchMode):

@@ -76,6 +76,17 @@ LOOKING = ("datasets", "peft")
 """Look for torch by themselves, each in its own way; peft brings transformers. Lightning: tests/run/test_scripts.py."""
 
 
+OURS = ("nanproof.guard.guard", "nanproof.guard.auto_locate", "nanproof.locating", "nanproof.integrations.transformers")
+"""Each imports torch while it is being imported itself, or a module that does; sorted imports have it first."""
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_nanproof_itself_imported_before_torch(package: str, tmp_path: Path) -> None:
+    done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / "import_first.py", package)
+    assert done.stdout == "finite\n"
+    assert "3 steps, 2 updates, 1 skipped" in done.stderr
+
+
 @pytest.mark.parametrize("package", LOOKING)
 def test_a_package_that_is_imported_before_torch(package: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(package) is None:

@@ -572,6 +572,44 @@ def test_a_window_is_blamed_on_its_bad_micro_batch(tmp_path: Path) -> None:
     assert 1 < losses[0] < 100  # the loss as the script would print it, not a quarter of it
 
 
+@pytest.mark.parametrize("drop", [0.0, 0.2], ids=["the same each time", "dropout"])
+def test_a_window_whose_losses_are_finite_is_blamed_on_the_micro_batch_with_the_bad_gradient(
+    drop: float, tmp_path: Path
+) -> None:
+    source = HEAD + textwrap.dedent(f"""
+        class Length(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.outer = nn.Linear(8, 16, bias=False), nn.Linear(16, 1)
+            def forward(self, x):
+                x = nn.functional.dropout(x, {drop})
+                return self.outer(self.inner(x).relu()) * self.inner(x).pow(2).sum(1, keepdim=True).sqrt()
+        model = Length()
+        x[8 * BAD + 5] = 0.0
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        micro = 0
+        for a, b in DataLoader(TensorDataset(x, y), batch_size=8):
+            if WITHOUT and micro // 4 == BAD // 4:
+                micro += 1
+                continue
+            (mse(model(a), b) / 4).backward()
+            micro += 1
+            if micro % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        end = state(optimizer)[:2]
+    """)
+    ran, never_saw = guarded(tmp_path, source), plain(tmp_path, source, "--without")
+    if not drop:  # the script draws its dropout in a different order without the window
+        assert different(ran.main["end"], never_saw["end"]) == []
+    (incident,) = ran.incidents
+    assert incident["verdict"]["level"] == "gradient"
+    assert incident["notes"] == ["DataLoader batch 7 (dataset indices 56–63)"]
+    assert incident["location"]["phase"] == "backward"
+    assert incident["location"]["verified"]
+    assert ".sqrt()" in "".join(incident["location"]["code"])
+
+
 def test_a_gan_is_judged_by_parts(tmp_path: Path) -> None:
     """One network's bad step leaves the other's alone, and each has its own range of normal losses."""
     source = """

@@ -53,8 +53,7 @@ class Answers:
         context, recovery = self._context, self._recovery
         reading, ranks = seen.reading, context.ranks_of(step)
         culprit = step.culprit(reading.bad)
-        if culprit is not None and culprit.random and step.before.taken and culprit.closure is None:
-            step.before.random.update(culprit.random)  # an external loop: the pass to blame may not be the first
+        _start_at(step, culprit)
         facts: Sequence[TensorFacts] = ()
         rerun: Rerun | None = None
         values_are_bad = verdict.kind in ("nonfinite", "overflow") and not step.hyperparameters
@@ -72,6 +71,7 @@ class Answers:
         location: Location | None = None
         found_at: Location | None = None
         if values_are_bad and action.kind not in ("commit", "rerun"):
+            culprit = culprit or self._blame(step, verdict)
             location = found_at = self._find(step, verdict, culprit)
             healing = self._repairs.heal(step, verdict, culprit, location, rerun)
             if healing is not None:
@@ -80,6 +80,7 @@ class Answers:
         if action.kind in ("rerun", "heal") and rerun is not None:
             loss, norm = second_reading(rerun, step, context.training, len(step.passes))
             reading = dataclasses.replace(reading, loss=loss, grad_norm=norm, bad=(), components={})
+        verdict, elsewhere = self._ask_culprit(step, verdict, location, culprit, facts)
         context.record(
             step,
             verdict,
@@ -87,7 +88,7 @@ class Answers:
             facts=facts,
             culprit=culprit,
             location=found_at,
-            elsewhere=self._ask_culprit(step, verdict, location, culprit, facts),
+            elsewhere=elsewhere,
             notes=self._rows(step, verdict, culprit),
         )
         decision = Decision(verdict=verdict, action=action, reading=reading, norm=reading.grad_norm, scale=step.scale)
@@ -139,6 +140,16 @@ class Answers:
             older = context.snapshots.older_than(context.tally.updates)
             return self._locate.find(step, verdict, culprit, context.ranks, older)
 
+    def _blame(self, step: OpenStep, verdict: Verdict) -> Pass | None:
+        """The micro-batch that a bad gradient comes from, which a finite loss does not tell."""
+        if self._locate is None or step.local or verdict.level != "gradient" or not step.before.taken:
+            return None
+        culprit = None
+        with self._context.surviving("looking for the micro-batch to blame"):
+            culprit = self._locate.blame(step)
+            _start_at(step, culprit)
+        return culprit
+
     def _rows(self, step: OpenStep, verdict: Verdict, culprit: Pass | None) -> list[str]:
         """For a finite spike: the rows of the batch that it comes from."""
         if verdict.kind != "spike" or culprit is None or culprit.closure is None or not step.before.taken:
@@ -158,19 +169,23 @@ class Answers:
         location: Location | None,
         culprit: Pass | None,
         facts: Sequence[TensorFacts],
-    ) -> str:
-        """On several ranks: what the rank that broke the step knows about it, on every rank."""
+    ) -> tuple[Verdict, str]:
+        """On several ranks: which of them broke the step, and what it knows about it, on every rank."""
         ranks = self._context.ranks_of(step)
         if ranks.alone:
-            return ""
+            return verdict, ""
         rank, said = verdict.rank, ""
         with self._context.together("asking the culprit's rank"):
             bad_batch = culprit is not None and culprit.has_bad_input
             mine = describe(location, culprit, bad_batch, facts)
+            if rank is None:  # a reduced gradient is bad on every rank, but its origin may have been found on one
+                rank = ranks.lowest(location is not None)
+                if rank is not None and ranks.any(location is None):
+                    verdict = dataclasses.replace(verdict, rank=rank)
             rank = ranks.lowest(bool(mine)) if rank is None else rank
             if rank is not None:
                 _, said = ranks.hear(rank, 0, mine)
-        return f"rank {rank}: {said}" if said and rank != ranks.rank else ""
+        return verdict, f"rank {rank}: {said}" if said and rank != ranks.rank else ""
 
     def _lower_scale(self, step: OpenStep, verdict: Verdict, reading: Reading) -> Decision:
         """GradScaler looks for its scale: not an incident. The pass leaves its traces, as without the guard."""
@@ -249,3 +264,9 @@ class Answers:
             facts=[facts_of(name, t) for name, t in bad[:4]],
             location=at_exception(location, where_raised(error, bad)),
         )
+
+
+def _start_at(step: OpenStep, culprit: Pass | None) -> None:
+    """In an external loop the pass to blame may not be the first: replays start with its random states."""
+    if culprit is not None and culprit.random and step.before.taken and culprit.closure is None:
+        step.before.random.update(culprit.random)

@@ -19,6 +19,8 @@ from ..locating.update import Healthy, replayed_update
 from ..location import code_frame
 from ..losses import losses_of
 from ..records import Verdict
+from ..rng import random_states, set_random_states
+from .heal_replay import as_it_was, run_once
 from .ranks import Ranks
 from .snapshots import Snapshot
 from .step import OpenStep, Pass
@@ -78,6 +80,29 @@ class AutoLocate:
         if state and older is not None and ranks.alone and culprit is not None and culprit.closure is not None:
             found = self._with_update(found, culprit, older)
         return dataclasses.replace(found, rank=None if ranks.alone else ranks.rank)
+
+    def blame(self, step: OpenStep) -> Pass | None:
+        """Which pass of a window makes a gradient that is not finite: they are run again one by one, without ranks."""
+        if self._training.sharded:
+            return None
+        start = time.monotonic()
+        try:
+            for one in step.passes:
+                if not one.capture.gradients_are_finite:
+                    return one
+                play = _replay(one, alone=True)
+                if play is None or time.monotonic() - start > self._left:
+                    return None
+                with as_it_was(self._training.slots):
+                    set_random_states({**random_states(), **step.before.random, **one.random})
+                    weights = self._weights if one.closure is not None else None
+                    if not run_once(play, self._training, lockstep=False, weights=weights).finite:
+                        return one
+        except (Exception, Endless) as error:
+            log.warning("nanproof: the micro-batch to blame was not found: %s: %s", type(error).__name__, error)
+        finally:
+            self._left -= time.monotonic() - start
+        return None
 
     def _over_ranks(
         self,

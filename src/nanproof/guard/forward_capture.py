@@ -185,6 +185,11 @@ class ForwardCapture:
         return call
 
     @property
+    def gradients_are_finite(self) -> bool:
+        """Whether what came back from the loss to the model's outputs was finite."""
+        return all(is_finite(g) for g in self._gradients.values())
+
+    @property
     def called(self) -> tuple[str, int, str]:
         """The file, line and function that called backward."""
         return self._backward
@@ -193,7 +198,7 @@ class ForwardCapture:
         """The culprit when the model's outputs were good, and the loss or the gradient that came back was not."""
         # the loss first: on several ranks a bad one is sent back as NaN, whatever its gradient is
         bad_loss = isinstance(loss, Tensor) and not is_finite(loss)
-        if not bad_loss and all(is_finite(g) for g in self._gradients.values()):
+        if not bad_loss and self.gradients_are_finite:
             return None
         file, line, function = self._backward
         origin = (

@@ -117,6 +117,10 @@ class Measured:
     loss: float
     gradients: list[Tensor]
 
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(float(total_norm(self.gradients)))
+
     def differs(self, other: Measured) -> float:
         """The larger of the relative differences of loss and gradients; 0 when they are equal, bit for bit."""
         loss = abs(self.loss - other.loss) / max(abs(self.loss), abs(other.loss), 1e-30)
@@ -125,27 +129,33 @@ class Measured:
         return max(loss, gap / size)
 
 
-def measure(play: Callable[[], Any], training: Training, *, lockstep: bool) -> Measured | None:
-    """Loss and gradients of a closure; None when they are not finite, or it raises. Gradients stay as they were."""
+def run_once(
+    play: Callable[[], Any], training: Training, *, lockstep: bool, weights: Mapping[str, float] | None = None
+) -> Measured:
+    """Loss and gradients of a closure, finite or not. Gradients stay as they were."""
     held = [(p, p.grad) for _, p in training.parameters]
     for p, _ in held:
         p.grad = None
     try:
         with nullcontext() if lockstep else no_collectives(training.model):
-            loss = losses_of(play() if lockstep else within(SECONDS, play)).total
+            loss = losses_of(play() if lockstep else within(SECONDS, play), weights).total
             loss.backward()  # type: ignore[no-untyped-call]
         gradients = [getattr(g, "_local_tensor", g) for _, g in gradients_of(training.parameters)]
-        value = float(loss.detach())
-        if not math.isfinite(value) or not math.isfinite(float(total_norm(gradients))):
-            return None
-        return Measured(loss=value, gradients=gradients)
+        return Measured(loss=float(loss.detach()), gradients=gradients)
+    finally:
+        for p, grad in held:
+            p.grad = grad
+
+
+def measure(play: Callable[[], Any], training: Training, *, lockstep: bool) -> Measured | None:
+    """Loss and gradients of a closure; None when they are not finite, or it raises."""
+    try:
+        found = run_once(play, training, lockstep=lockstep)
     except (Exception, Endless):
         if lockstep:
             raise
         return None
-    finally:
-        for p, grad in held:
-            p.grad = grad
+    return found if found.finite else None
 
 
 @contextmanager

@@ -21,17 +21,21 @@ from typing import Any
 from .signals import heeding_ctrl_c
 
 Action = Callable[[ModuleType], None]
+_OURS = __name__.partition(".")[0] + "."
 
 
 class ImportHooks(importlib.abc.MetaPathFinder):
     """Stands first among the finders and lets the others find; only what is awaited gets a loader that tells.
 
     Looking for a module is not importing it: libraries ask ``find_spec("torch")`` long before anybody imports it. So
-    a module stays awaited until it has been executed, by whichever finder it was found.
+    a module stays awaited until it has been executed, by whichever finder it was found. One that arrives because the
+    script imports a part of nanproof is told of when that part is complete: an action may need it.
     """
 
     def __init__(self) -> None:
         self._awaited: dict[str, Action] = {}
+        self._our_depth = 0
+        """How many modules of nanproof are being executed, one inside the other."""
         sys.meta_path.insert(0, self)
 
     def await_module(self, name: str, action: Action) -> None:
@@ -43,13 +47,13 @@ class ImportHooks(importlib.abc.MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         self._notice()
-        if name not in self._awaited:
+        if name not in self._awaited and not (self._awaited and name.startswith(_OURS)):
             return None
         for finder in sys.meta_path:
             found = finder.find_spec(name, path, target) if finder is not self else None
             if found is not None:
                 if found.loader is not None and not isinstance(found.loader, _Telling):
-                    found.loader = _Telling(found.loader, self._arrived)
+                    found.loader = _Telling(found.loader, self)
                 return found
         return None
 
@@ -61,9 +65,23 @@ class ImportHooks(importlib.abc.MetaPathFinder):
                 self._arrived(module, name)
 
     def _arrived(self, module: ModuleType, name: str | None = None) -> None:
-        action = self._awaited.pop(name or module.__name__, None)
+        action = self._awaited.pop(name or module.__name__, None) if not self._our_depth else None
         if action is not None:
             action(module)
+
+    def execute(self, module: ModuleType, loader: Any) -> None:
+        """Execute a module by its own loader, and call what awaits it, or awaits something that it imported."""
+        ours = module.__name__.startswith(_OURS)
+        self._our_depth += ours
+        try:
+            with heeding_ctrl_c():
+                loader.exec_module(module)
+        finally:
+            self._our_depth -= ours
+        if ours:
+            self._notice()
+        else:
+            self._arrived(module)
 
     def end(self) -> None:
         """Await nothing any more."""
@@ -75,8 +93,8 @@ class ImportHooks(importlib.abc.MetaPathFinder):
 class _Telling(importlib.abc.Loader):
     """The module's own loader, which after the import is in its place again."""
 
-    def __init__(self, loader: Any, arrived: Action) -> None:
-        self._loader, self._arrived = loader, arrived
+    def __init__(self, loader: Any, hooks: ImportHooks) -> None:
+        self._loader, self._hooks = loader, hooks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -89,6 +107,4 @@ class _Telling(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        with heeding_ctrl_c():
-            self._loader.exec_module(module)
-        self._arrived(module)
+        self._hooks.execute(module, self._loader)
