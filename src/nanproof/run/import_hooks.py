@@ -29,7 +29,7 @@ class ImportHooks(importlib.abc.MetaPathFinder):
 
     Looking for a module is not importing it: libraries ask ``find_spec("torch")`` long before anybody imports it. So
     a module stays awaited until it has been executed, by whichever finder it was found. One that arrives because the
-    script imports a part of nanproof is told of when that part is complete: an action may need it.
+    script imports a part of nanproof waits until that part is complete: an action may need it.
     """
 
     def __init__(self) -> None:
