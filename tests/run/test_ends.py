@@ -244,6 +244,21 @@ def test_the_summary_is_shown_whatever_the_script_makes_of_its_streams(tmp_path:
     assert json.loads(done.stdout)["exit_code"] == 66
 
 
+SILENCERS = {
+    "all levels disabled": "import logging; logging.disable(logging.CRITICAL)",
+    "existing loggers disabled": "import logging.config as c; c.dictConfig({'version': 1})",
+    "every logger at critical": "import logging as l; [l.getLogger(n).setLevel(50) for n in l.root.manager.loggerDict]",
+}
+
+
+@pytest.mark.parametrize("silencer", SILENCERS)
+def test_messages_are_shown_whatever_the_script_makes_of_its_loggers(silencer: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n{SILENCERS[silencer]}\n{ALWAYS_BAD}")
+    done = nanproof("run", "--run-dir", tmp_path / "run", tmp_path / "train.py", check=False)
+    assert "nanproof: guarding Adam " in done.stderr
+    assert "nanproof: step 4: nonfinite" in done.stderr
+
+
 def test_require_ends_the_script_before_it_trains_on_unguarded(tmp_path: Path) -> None:
     ran = guarded(tmp_path, BY_HAND, require=True)
     assert (ran.outcome.exit_code, ran.main["reached"]) == (2, 2)

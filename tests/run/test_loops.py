@@ -413,6 +413,23 @@ LOOPS = {
             optimizer.step(closure)
         end = state(optimizer)
     """,
+    "complex parameters, clipped": """
+        class Spectrum(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(8, 4, dtype=torch.cfloat) * 0.1)
+                self.last = nn.Linear(4, 1)
+            def forward(self, x):
+                return self.last((torch.fft.fft(x) @ self.weight).abs())
+        model = Spectrum()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for i, a, b in batches():
+            optimizer.zero_grad()
+            mse(model(a), b).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        end = state(optimizer)
+    """,
     "a mask of infinities among the buffers": """
         model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

@@ -46,6 +46,7 @@ def norms(grads: list[Tensor]) -> tuple[Tensor, Tensor | None]:
     """The L2 norm over all gradients, and those of each of them where they are a step towards it."""
     if not grads:
         return torch.zeros(()), None
+    grads = [local_values(g) if g.is_complex() else g for g in grads]
     sharded = [g for g in grads if hasattr(g, "_local_tensor")]
     plain = [g for g in grads if not hasattr(g, "_local_tensor")]
     if not sharded and len({(type(g), g.dtype, g.device) for g in plain}) == 1 and type(plain[0]) is Tensor:

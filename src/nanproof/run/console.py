@@ -10,6 +10,20 @@ from contextlib import contextmanager
 from ..text import clean_record
 
 
+class _Heard(logging.Logger):
+    """Whatever the program does to the loggers it finds: `logging.disable`, dictConfig, a level for all of them."""
+
+    @property
+    def disabled(self) -> bool:
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None: ...
+
+    def isEnabledFor(self, level: int) -> bool:
+        return True  # the handler knows the level
+
+
 @contextmanager
 def show_messages(*, quiet: bool = False) -> Iterator[None]:
     """A block in which the guard's messages are shown; with ``quiet`` only warnings and worse."""
@@ -17,13 +31,12 @@ def show_messages(*, quiet: bool = False) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(clean_record)
-    before = logger.level, logger.propagate
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    before = logger.__class__, logger.propagate
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    logger.propagate = False
+    logger.__class__, logger.propagate = _Heard, False
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        logger.__class__, logger.propagate = before

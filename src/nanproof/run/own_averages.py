@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..collector import objects
 from ..guard.training import Training
-from ..tensors import has_memory
+from ..tensors import has_memory, local_values
 
 TRIES, SAMPLED, VALUES = 5, 4, 512
 LARGEST = 100_000
@@ -139,5 +139,5 @@ def _name_of(home: Any) -> str:
 
 
 def _sample(tensors: list[Tensor], chosen: list[int]) -> Tensor:
-    flat = [tensors[i].detach().reshape(-1) for i in chosen]
+    flat = [local_values(tensors[i].detach()).reshape(-1) for i in chosen]
     return torch.cat([v[:: max(1, v.numel() // VALUES)].double().cpu() for v in flat])
