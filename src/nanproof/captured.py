@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .rng import random_states, set_random_states
-from .tensors import bytes_of
+from .tensors import bytes_of, is_finite
 
 Slot = tuple[str, nn.Module, str]
 """A buffer's full name, the module that holds it, and its name there."""
@@ -91,6 +92,19 @@ class CapturedState:
             p.grad = grad
             if grad is not None and copy is not None:
                 grad.detach().copy_(copy)
+
+    def restore_nonfinite_buffers(self) -> None:
+        """Put back the buffers of modules where one is not finite that was: a pass that nobody uses wrote into it."""
+        kept = iter(self._copies)
+        held = [(m, k, b, next(kept)) for (_, m, k), b in zip(self._slots, self._held, strict=True) if b is not None]
+        held = [h for h in held if not h[2].is_inference()]
+        bad = [b for m, k, b, copy in held if m._buffers.get(k) is b and is_finite(copy) and not is_finite(b)]
+        hit = {id(m) for m, _, b, _ in held if any(b is one for one in bad)}
+        buffers, copies = [b for m, _, b, _ in held if id(m) in hit], [c for m, _, _, c in held if id(m) in hit]
+        # a graph of an earlier pass may wait for its backward pass: to autograd, nothing was written
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(buffers)):
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)
 
     def select_buffers(self, good: Tensor) -> None:
         """Keep the new buffers where ``good``, else these; decided on the device."""

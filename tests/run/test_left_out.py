@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nanproof import Policy
 from nanproof.guard.left_out import FOLLOWS
-from run.launch import different, guarded, plain
+from run.launch import different, guarded, is_finite, plain
 
 HEAD = """
 import torch
@@ -94,6 +95,50 @@ def test_what_a_script_skips_itself_is_counted_and_named(
     assert ran.incidents == []
     said = "the script left out a pass that was not finite: DataLoader batch 3 (dataset indices 24–31)"
     assert caplog.text.count(said) == 1
+
+
+STATISTICS = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for i in range(40):
+    x = torch.randn(4, 4)
+    if i == 5:
+        if {without}:
+            continue
+        x[0, 0] = float("nan")
+    loss = model(x).square().mean()
+    {skip}
+end = model.state_dict()
+"""
+SKIPS = {
+    "before backward": """
+    if not loss.isfinite():
+        continue
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """,
+    "after backward": """
+    loss.backward()
+    if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+    """,
+}
+
+
+@pytest.mark.parametrize("skip", SKIPS)
+def test_statistics_are_as_before_a_pass_that_the_script_leaves_out(skip: str, tmp_path: Path) -> None:
+    """NaN in them would be found by the guard later, and cost all updates since its last snapshot."""
+    bare = plain(tmp_path, STATISTICS.format(without=False, skip=SKIPS[skip].strip()))
+    assert not is_finite(bare["end"])
+    ran = guarded(
+        tmp_path, STATISTICS.format(without=False, skip=SKIPS[skip].strip()), guard={"policy": Policy(snapshot_every=4)}
+    )
+    never_saw = plain(tmp_path, STATISTICS.format(without=True, skip=SKIPS[skip].strip()))
+    assert different(ran.main["end"], never_saw["end"]) == []
+    (account,) = ran.outcome.guarded
+    assert account["updates"] == 39
 
 
 def test_tensors_without_memory_do_not_end_the_guard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

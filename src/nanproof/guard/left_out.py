@@ -65,11 +65,15 @@ class Calls:
         """Losses that a backward pass began with, or that were looked at."""
         self._searches = 0
 
+    @property
+    def unusual(self) -> bool:
+        """Whether there are as many calls without a backward pass already as were ever needed for a loss."""
+        return bool(self._now) and len(self._now) >= self._usual
+
     def begin(self, inputs: Any) -> Call:
         """The model is called."""
         if self._now:
-            unusual = len(self._now) >= self._usual
-            self._look(self._now[-1], self._new_losses() if unusual else [])
+            self._look(self._now[-1], self._new_losses() if self.unusual else [])
         if len(self._now) >= WAITING:
             self._wait([self._now.pop(0)])
         self._now.append(Call(inputs))

@@ -129,6 +129,8 @@ class Passes:
         if self._depth > 1:
             return
         self.begin()
+        if self._calls.unusual:
+            self._mend_buffers()
         self._called = (args, kwargs)
         self._engine.repairs.before_call()
         self._rng.enter()
@@ -320,11 +322,18 @@ class Passes:
         if not all(map(is_finite, seen)):  # host sync: only where a loop skips
             if step.undoable and step.passes and step.before.taken:
                 self._left = left or step.passes[0].random
+            self._mend_buffers()
             self._left_out(step.passes[0])
         self._backwards, self._witness = 0, None
         step.passes, step.signals = step.passes[-1:] if self._forward else [], Signals()
         if not self._forward:
             self.step = None
+
+    def _mend_buffers(self) -> None:
+        """What a pass that the script has left out wrote into BatchNorm's statistics is undone if it is not finite."""
+        if self.step is not None and self.step.before.taken:
+            with self._context.surviving("undoing what a pass wrote that the script leaves out"):
+                self.step.before.restore_nonfinite_buffers()
 
     def _left_out(self, one: Pass) -> None:
         """A pass that was not finite and that the loop itself leaves out: counted, and the first ones are said."""
