@@ -197,3 +197,50 @@ def test_the_eps_of_adam_fits_the_weights(project: Path, cast: str, proposed: li
     assert [c.name for c in propose(Evidence(), found) if c.name.startswith("Adam")] == proposed
     remedy = remedy_of(change(found, proposed[0]), found)
     assert f"lr=1e-3, {proposed[0].removeprefix('Adam ')})" in remedy.diff
+
+
+HYDRA = """
+import hydra
+import torch
+
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+@hydra.main(version_base=None, config_path="settings", config_name="base")
+def main(cfg):
+    torch.manual_seed(cfg.seed)
+    torch.optim.SGD([], lr=cfg.optim.lr)
+"""
+
+
+def test_the_config_of_a_hydra_program_is_found_by_its_decorator(project: Path, tmp_path: Path) -> None:
+    (project / "settings" / "optim").mkdir(parents=True)
+    (project / "settings" / "base.yaml").write_text(
+        "defaults:\n  - optim: sgd\n  - _self_\nseed: 7\nprecision: fp16\nmax_steps: 90\n"
+    )
+    (project / "settings" / "optim" / "sgd.yaml").write_text("lr: 0.4\n")
+    found = surface(project, HYDRA)
+    assert found.schedule() == 90
+    assert changed(found, "lr/2", tmp_path)[0].arguments == ("optim.lr=0.2",)
+    assert changed(found, "precision=fp32", tmp_path)[0].arguments == ("precision=fp32",)
+    seed = found.seed(1)
+    assert seed is not None
+    assert (seed.route, seed.name, seed.text) == ("word", "seed", "1")
+
+
+def test_the_rates_of_parameter_groups_are_lowered_together(project: Path, tmp_path: Path) -> None:
+    script = 'import torch\ntorch.optim.Adam([{"params": a, "lr": 1e-3}, {"params": [b], "lr": 2.0}])\n'
+    _, folder = changed(surface(project, script), "lr/10", tmp_path)
+    assert '{"params": a, "lr": 0.0001}, {"params": [b], "lr": 0.2}' in (folder / "train.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "route", "name"),
+    [
+        ("import lightning as L\nL.seed_everything(3)\n", "file", "train.py"),
+        ("from transformers import HfArgumentParser\nHfArgumentParser(())\n", "flag", "--seed"),
+    ],
+)
+def test_seeds_of_trainers(project: Path, script: str, route: str, name: str) -> None:
+    edit = surface(project, script).seed(11)
+    assert edit is not None
+    assert (edit.route, Path(edit.name).name, edit.text) == (route, name, "11")

@@ -88,10 +88,16 @@ class Outcome:
         chance = line.metrics[0].chance if line.metrics else None
         beside = f" (chance {chance:.3g})" if chance is not None else ""
         if self.answer == "cured":
-            seeds = f" on {len(line.metrics)} seeds" if len(line.metrics) > 1 else ""
-            return f"cured by {line.change.name}{values}{beside}{seeds}"
+            return f"cured by {line.change.name}{values}{beside}{self._seeds(len(line.metrics))}"
         loss = f", loss {line.loss:.4g}" if not line.metrics and math.isfinite(line.loss) else ""
         return f"{self.answer}: nothing tried cures it; the best was {line.change.name}{values}{beside}{loss}"
+
+    def _seeds(self, tried: int) -> str:
+        if len(self.seeds) == 1:
+            return ", on its own seed only: no other was found to set"
+        if tried < len(self.seeds):
+            return f" on {tried} of {len(self.seeds)} seeds: the time was over, give a larger --budget"
+        return f" on {tried} seeds"
 
     def _repr_html_(self) -> str:
         rows = [("change", "result", "died at", "loss", "metric", "time per step")]

@@ -32,7 +32,7 @@ from .heal_replay import GoodBatch, Replay, moved
 from .heal_search import Search, repairable
 from .heal_text import Healing, in_words, told
 from .heal_update import repaired_eps, set_eps
-from .ranks import Ranks
+from .ranks import PeerFailed, Ranks
 from .step import OpenStep
 from .training import Training
 
@@ -52,7 +52,7 @@ FALSE_ALARMS = 2
 DIVERGED_AFTER, BEYOND = 3, 1
 """An island only keeps a run finite: so many losses in a row that are above all recent ones, by so many times their
 range, and above what was usual before the island was opened, and the run has diverged."""
-STEEP = 10
+STEEP = 3
 """An island does not end the growth: a gradient norm above all recent ones, and by so many times above their median, is
 how a run leaves them; its update is made with a lower learning rate."""
 QUIET = 5
@@ -179,9 +179,17 @@ class Healer:
         if self.mode == "off" or optimizer in self._checked:
             return None
         self._checked.add(optimizer)
-        if self._ranks.sharded and not self._ranks.alone:  # shards would choose different ones
+        shards = self._ranks.sharded and not self._ranks.alone
+        if shards and self._ranks.uneven:  # not all of them make this update
             return None
-        repair = repaired_eps(optimizer, number)
+        try:
+            repair = repaired_eps(optimizer, number, self._ranks.largest if shards else int)
+        except PeerFailed:
+            raise
+        except Exception:
+            if shards:
+                self._ranks.fail()  # the others wait for this rank's shard
+            raise
         if repair is None:
             return None
         healing = Healing(repairs=(repair,), opened=self.mode == "open", committed=False)
