@@ -244,3 +244,54 @@ def test_seeds_of_trainers(project: Path, script: str, route: str, name: str) ->
     edit = surface(project, script).seed(11)
     assert edit is not None
     assert (edit.route, Path(edit.name).name, edit.text) == (route, name, "11")
+
+
+def seen(project: Path, op: str, line: int, mechanism: str = "pole") -> Evidence:
+    """What a trial in a scratch copy has recorded, seen from the project."""
+    scratch = project.parent / "runs" / "original" / "project"
+    place = {"op": op, "mechanism": mechanism, "file": str(scratch / "train.py"), "line": line}
+    found = Evidence(step=3, location=place).seen_from(scratch, project)
+    assert found.file == str(project / "train.py")
+    return found
+
+
+LOGS = """
+import torch
+
+def nll(mean, var, y):
+    return (torch.log(var) + (y - mean) ** 2 / (2 * var) + y / 2).mean()
+
+class Lit:
+    def training_step(self, x):
+        self.log("loss", x)
+        return (x / 2).log()
+
+loss = nll(*model(x), y)
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "mechanism", "wanted"),
+    [
+        (5, "pole", ["torch.log((var + 1e-6)) + (y - mean) ** 2 / (2 * (var + 1e-6)) + y / 2", "(x / 2).log()"]),
+        (10, "invalid", ["torch.log(var)", "((x / 2).clamp_min(1e-6)).log()"]),
+        (13, "pole", ["torch.log((var + 1e-6))", "(((x / 2) + 1e-6)).log()"]),  # of backward: it could be any
+    ],
+)
+def test_a_floor_where_the_located_operation_met_zero(
+    project: Path, tmp_path: Path, line: int, mechanism: str, wanted: list[str]
+) -> None:
+    found = surface(project, LOGS)
+    _, folder = changed(found, "floor under log", tmp_path, seen(project, "log", line, mechanism))
+    text = (folder / "train.py").read_text()
+    compile(text, "train.py", "exec")
+    assert 'self.log("loss", x)' in text
+    for part in wanted:
+        assert part in text, text
+
+
+def test_no_floor_under_what_has_not_met_zero(project: Path) -> None:
+    found = surface(project, LOGS)
+    for op, mechanism in (("log", "range-overflow"), ("mul", "pole")):
+        assert not [c for c in propose(seen(project, op, 5, mechanism), found) if c.name.startswith("floor")]

@@ -203,7 +203,7 @@ def test_after_an_island_a_steep_update_is_made_with_a_lower_rate(caplog: pytest
         with loop.guard() as guard:
             for i, (x, y) in enumerate(batches(bad=(2,), n=28)):
                 before = torch.cat([p.detach().flatten() for p in loop.model.parameters()])
-                guard.step(lambda x=x, y=y, k=1e2 if i == steep else 1.0: loop.loss(x, y) * k)
+                guard.step(lambda x=x, y=y, k=1e2 if i == steep else 1.0, loop=loop: loop.loss(x, y) * k)
                 if i == steep:
                     moves[factor] = torch.cat([p.detach().flatten() for p in loop.model.parameters()]) - before
         assert guard.tally.updates == 28

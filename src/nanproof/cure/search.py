@@ -116,7 +116,8 @@ class Search:
             )
         self._part = ran.part
         run_dir = self.bench.out / "trials" / ran.slug / "guard" / ran.part
-        self.evidence = read_evidence(run_dir)
+        scratch = self.bench.out / "trials" / ran.slug / "project"
+        self.evidence = read_evidence(run_dir).seen_from(scratch, self.surface.folder)
         self.reference = Reference(
             best_loss=ran.best_loss, died_at=ran.died_at, step_seconds=ran.step_seconds, opening=ran.opening
         )

@@ -8,9 +8,12 @@ from ..change import Change, Edit
 from ..evidence import Evidence
 from ..surface import Surface
 
+NARROW = ("float16", "bfloat16")
+"""What a float32 island is wider than."""
+
 
 def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
-    if not evidence.mechanism or "range" in evidence.mechanism or "overflow" in evidence.mechanism:
+    if not evidence.mechanism or (evidence.mechanism == "range-overflow" and evidence.dtype in ("", *NARROW)):
         where = str(evidence.location.get("module", "")) or "the located line"
         yield Change(
             name="island",
