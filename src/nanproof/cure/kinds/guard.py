@@ -13,7 +13,9 @@ NARROW = ("float16", "bfloat16")
 
 
 def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
-    if not evidence.mechanism or (evidence.mechanism == "range-overflow" and evidence.dtype in ("", *NARROW)):
+    range_left = evidence.mechanism == "range-overflow" and evidence.dtype in ("", *NARROW)
+    unknown = evidence.step is not None and not evidence.mechanism and not evidence.what.endswith("input")
+    if range_left or unknown:
         where = str(evidence.location.get("module", "")) or "the located line"
         yield Change(
             name="island",

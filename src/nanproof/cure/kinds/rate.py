@@ -13,7 +13,7 @@ from ..evidence import Evidence
 from ..surface import Surface
 
 _GROUP = re.compile(r"(^|[._])lr_(scale|mult|multiplier|factor)$", re.I)
-FACTORS = ((2, 1.0), (5, 1.5), (10, 2.0))
+FACTORS = ((2, 1.0), (5, 1.5), (10, 2.0), (100, 3.0))
 
 
 def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
