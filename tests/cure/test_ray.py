@@ -1,4 +1,4 @@
-"""Trials as tasks of a Ray cluster: a real one on this machine, where Ray is installed (`pip install 'nanproof[ray]'`)."""
+"""Trials as tasks of a Ray cluster: a real one on this machine, where Ray is installed."""
 
 from __future__ import annotations
 
