@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nanproof.cure.change import Change, Edit, edited
 from nanproof.cure.command import Command, read_command
@@ -225,6 +226,13 @@ def test_the_config_of_a_hydra_program_is_found_by_its_decorator(project: Path, 
     seed = found.seed(1)
     assert seed is not None
     assert (seed.route, seed.name, seed.text) == ("word", "seed", "1")
+
+
+def test_a_small_number_on_the_command_line_is_no_word_of_yaml(project: Path, tmp_path: Path) -> None:
+    (project / "config.yaml").write_text("lr: 3.0e-3\n")
+    script = "import sys, yaml, omegaconf\nyaml.safe_load(open('config.yaml'))\nomegaconf.OmegaConf.from_cli()\n"
+    (word,) = changed(surface(project, script), "lr/100", tmp_path)[0].arguments
+    assert yaml.safe_load(word.partition("=")[2]) == 3e-5
 
 
 def test_the_rates_of_parameter_groups_are_lowered_together(project: Path, tmp_path: Path) -> None:

@@ -177,7 +177,8 @@ class Surface:
 
 
 def _typed(value: Plain) -> str:
-    return show(value)
+    """A value on the command line; a float as YAML knows it, where 3e-05 is a word: ``3.0e-05``."""
+    return write(value, "yaml") if isinstance(value, float) else show(value)
 
 
 def _code(value: Value, after: Plain) -> str | None:
