@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Evidence:
     @property
     def dtype(self) -> str:
         """The dtype of the located operation's result; empty when it is not known."""
-        outputs = self.location.get("outputs") or ({},)
+        outputs: Sequence[Mapping[str, Any]] = self.location.get("outputs") or ({},)
         return str(outputs[0].get("dtype", ""))
 
     @property
