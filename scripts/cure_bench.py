@@ -6,7 +6,7 @@ python scripts/cure_bench.py --set cases           # the four cases, ten minutes
 python scripts/cure_bench.py --write               # the table of what was measured
 
 Baselines have the same candidates, trials and judge: "random order" takes single changes in random order until one
-passes at the program's own seed, on average over all orders; "lr only" divides the learning rate by 2, 5 and 10. Each
+passes at the program's own seed, on average over all orders; "lr only" divides the learning rate by 2, 5, 10, 100. Each
 answer counts only if it holds on three seeds. A `cured` is false if it fails on two of three further seeds.
 """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -140,6 +142,28 @@ def test_the_page_has_every_curve(project: Path, outcome: dict[str, Any]) -> Non
     for line in outcome["lines"]:
         assert f'"{line["change"]["name"]} ({line["standing"]})"' in page
     assert json.loads((project / "cured" / "cure.json").read_text())["answer"] == "cured"
+
+
+def test_what_is_printed_works_as_it_stands(project: Path, outcome: dict[str, Any]) -> None:
+    """The change is made by the command that was printed, the command for the cured run learns, and undo reverts it."""
+    said = cure(project, "--jobs", "2", "--out", "cured", "--", "python", "train.py").stdout
+    printed = dict(re.findall(r"^(make it|run it): (.*)$", said, re.M))
+    shown = f"cured by {outcome['winner']}: explained variance"
+    assert shown in said
+    if "make it" in printed:
+        words = shlex.split(printed["make it"])
+        assert words[:3] == ["nanproof", "cure", "--apply"]
+        done = cure(project, *words[2:])
+        assert "to revert it: nanproof cure --undo" in done.stdout
+        assert (project / "config.yaml").read_text() != CONFIG
+    words = shlex.split(printed["run it"])
+    words = [sys.executable, *words[1:]] if words[0] == "python" else [sys.executable, "-m", *words]
+    ran = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=600, check=True)
+    (project / "trained.txt").write_text("mine\n")
+    assert float(re.findall(r"explained variance ([\d.-]+)", ran.stdout)[0]) > 0.9
+    if "make it" in printed:
+        assert cure(project, "--undo").returncode == 0
+    assert (project / "config.yaml").read_text() == CONFIG
 
 
 @pytest.mark.parametrize(

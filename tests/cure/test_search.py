@@ -94,3 +94,26 @@ def test_where_nothing_cures_the_best_is_the_one_whose_worst_seed_is_the_best(tm
     assert (outcome.answer, outcome.winner) == ("alive, learning", "lr/10")
     assert outcome.line is not None
     assert outcome.line.values == "0.700, 0.700, 0.700"
+
+
+class OneOverflowAndOneRate(OnlyOnItsOwnSeed):
+    """A program that dies at the right learning rate, too, unless its gradients are clipped."""
+
+    def one(self, trial: Trial) -> Ran:
+        ran, name = super().one(trial), trial.change.name
+        if name == "lr/10":
+            return replace(ran, end="died", died_at=60, metric=None)
+        if ran.metric is None:
+            return ran
+        cured = "clip" in name and "lr/10" in name
+        return replace(ran, metric=replace(ran.metric, value=0.95 if cured else 0.5 if "lr" in name else 0.4))
+
+
+def test_a_change_that_ends_the_overflow_is_tried_with_every_learning_rate(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import yaml\nconfig = yaml.safe_load(open('config.yaml'))\n")
+    (tmp_path / "config.yaml").write_text("seed: 0\nmax_steps: 100\nlr: 2.0\ngrad_clip: 5.0\n")
+    surface = read_surface(read_command(["python", "train.py"]), tmp_path)
+    outcome = Search(surface, Plan(out=tmp_path / "out"), OneOverflowAndOneRate()).run()
+    assert outcome.answer == "cured"
+    assert {"lr/10", "clip/10"} == set(str(outcome.winner).split(" + "))
+    assert outcome.told.endswith("on 3 seeds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nanproof.cure.change import Change, Edit, edited
 from nanproof.cure.command import Command, read_command
@@ -197,3 +198,108 @@ def test_the_eps_of_adam_fits_the_weights(project: Path, cast: str, proposed: li
     assert [c.name for c in propose(Evidence(), found) if c.name.startswith("Adam")] == proposed
     remedy = remedy_of(change(found, proposed[0]), found)
     assert f"lr=1e-3, {proposed[0].removeprefix('Adam ')})" in remedy.diff
+
+
+HYDRA = """
+import hydra
+import torch
+
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+@hydra.main(version_base=None, config_path="settings", config_name="base")
+def main(cfg):
+    torch.manual_seed(cfg.seed)
+    torch.optim.SGD([], lr=cfg.optim.lr)
+"""
+
+
+def test_the_config_of_a_hydra_program_is_found_by_its_decorator(project: Path, tmp_path: Path) -> None:
+    (project / "settings" / "optim").mkdir(parents=True)
+    (project / "settings" / "base.yaml").write_text(
+        "defaults:\n  - optim: sgd\n  - _self_\nseed: 7\nprecision: fp16\nmax_steps: 90\n"
+    )
+    (project / "settings" / "optim" / "sgd.yaml").write_text("lr: 0.4\n")
+    found = surface(project, HYDRA)
+    assert found.schedule() == 90
+    assert changed(found, "lr/2", tmp_path)[0].arguments == ("optim.lr=0.2",)
+    assert changed(found, "precision=fp32", tmp_path)[0].arguments == ("precision=fp32",)
+    seed = found.seed(1)
+    assert seed is not None
+    assert (seed.route, seed.name, seed.text) == ("word", "seed", "1")
+
+
+def test_a_small_number_on_the_command_line_is_no_word_of_yaml(project: Path, tmp_path: Path) -> None:
+    (project / "config.yaml").write_text("lr: 3.0e-3\n")
+    script = "import sys, yaml, omegaconf\nyaml.safe_load(open('config.yaml'))\nomegaconf.OmegaConf.from_cli()\n"
+    (word,) = changed(surface(project, script), "lr/100", tmp_path)[0].arguments
+    assert yaml.safe_load(word.partition("=")[2]) == 3e-5
+
+
+def test_the_rates_of_parameter_groups_are_lowered_together(project: Path, tmp_path: Path) -> None:
+    script = 'import torch\ntorch.optim.Adam([{"params": a, "lr": 1e-3}, {"params": [b], "lr": 2.0}])\n'
+    _, folder = changed(surface(project, script), "lr/10", tmp_path)
+    assert '{"params": a, "lr": 0.0001}, {"params": [b], "lr": 0.2}' in (folder / "train.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "route", "name"),
+    [
+        ("import lightning as L\nL.seed_everything(3)\n", "file", "train.py"),
+        ("from transformers import HfArgumentParser\nHfArgumentParser(())\n", "flag", "--seed"),
+    ],
+)
+def test_seeds_of_trainers(project: Path, script: str, route: str, name: str) -> None:
+    edit = surface(project, script).seed(11)
+    assert edit is not None
+    assert (edit.route, Path(edit.name).name, edit.text) == (route, name, "11")
+
+
+def seen(project: Path, op: str, line: int, mechanism: str = "pole") -> Evidence:
+    """What a trial in a scratch copy has recorded, seen from the project."""
+    scratch = project.parent / "runs" / "original" / "project"
+    place = {"op": op, "mechanism": mechanism, "file": str(scratch / "train.py"), "line": line}
+    found = Evidence(step=3, location=place).seen_from(scratch, project)
+    assert found.file == str(project / "train.py")
+    return found
+
+
+LOGS = """
+import torch
+
+def nll(mean, var, y):
+    return (torch.log(var) + (y - mean) ** 2 / (2 * var) + y / 2).mean()
+
+class Lit:
+    def training_step(self, x):
+        self.log("loss", x)
+        return (x / 2).log()
+
+loss = nll(*model(x), y)
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "mechanism", "wanted"),
+    [
+        (5, "pole", ["torch.log((var + 1e-6)) + (y - mean) ** 2 / (2 * (var + 1e-6)) + y / 2", "(x / 2).log()"]),
+        (10, "invalid", ["torch.log(var)", "((x / 2).clamp_min(1e-6)).log()"]),
+        (13, "pole", ["torch.log((var + 1e-6))", "(((x / 2) + 1e-6)).log()"]),  # of backward: it could be any
+    ],
+)
+def test_a_floor_where_the_located_operation_met_zero(
+    project: Path, tmp_path: Path, line: int, mechanism: str, wanted: list[str]
+) -> None:
+    found = surface(project, LOGS)
+    _, folder = changed(found, "floor under log", tmp_path, seen(project, "log", line, mechanism))
+    text = (folder / "train.py").read_text()
+    compile(text, "train.py", "exec")
+    assert 'self.log("loss", x)' in text
+    for part in wanted:
+        assert part in text, text
+
+
+def test_no_floor_under_what_has_not_met_zero(project: Path) -> None:
+    found = surface(project, LOGS)
+    for op, mechanism in (("log", "range-overflow"), ("mul", "pole")):
+        assert not [c for c in propose(seen(project, op, 5, mechanism), found) if c.name.startswith("floor")]

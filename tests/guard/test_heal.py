@@ -194,6 +194,32 @@ def test_a_few_hard_batches_after_an_island_are_no_divergence() -> None:
     assert guard.tally.updates == 40
 
 
+def test_after_an_island_a_steep_update_is_made_with_a_lower_rate(caplog: pytest.LogCaptureFixture) -> None:
+    """The island ends the overflow, not the growth: without this such a run diverges a few updates later."""
+    steep, moves = 26, dict[float, Tensor]()
+    for factor in (0.5, 1.0):
+        caplog.clear()
+        loop = Loop(max_norm=None, policy=nanproof.Policy(lr_backoff=factor))
+        with loop.guard() as guard:
+            for i, (x, y) in enumerate(batches(bad=(2,), n=28)):
+                before = torch.cat([p.detach().flatten() for p in loop.model.parameters()])
+                guard.step(lambda x=x, y=y, k=1e2 if i == steep else 1.0, loop=loop: loop.loss(x, y) * k)
+                if i == steep:
+                    moves[factor] = torch.cat([p.detach().flatten() for p in loop.model.parameters()]) - before
+        assert guard.tally.updates == 28
+        assert ("learning rate × 0.5" in caplog.text) is (factor == 0.5)
+    assert moves[1.0].norm() > 0
+    torch.testing.assert_close(2 * moves[0.5], moves[1.0], rtol=1e-3, atol=1e-6)
+
+
+def test_without_an_island_no_update_is_made_with_a_lower_rate(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(max_norm=None)
+    with loop.guard() as guard:
+        for i, (x, y) in enumerate(batches(bad=(), n=28)):
+            guard.step(lambda x=x, y=y, factor=1e2 if i == 26 else 1.0: loop.loss(x, y) * factor)
+    assert "learning rate" not in caplog.text
+
+
 def test_what_was_opened_is_said_plainly(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop()
     with loop.guard() as guard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from nanproof import Guard, islands
+from nanproof import Guard, Policy, islands
 from support.hot import Block, Net
 from support.ranks import on_ranks
 
@@ -116,3 +117,32 @@ def test_ranks_whose_losses_differ_go_back_to_the_same_state() -> None:
     heals, rollbacks, updates, _ = one
     assert (heals, rollbacks) == (2, 1)
     assert updates == 24, "the state of the first island: of the second one, rank 1 had seen a hard batch before"
+
+
+def steps_with_half_adam(rank: int, heal: str) -> tuple[list[float], bool, list[tuple[str, float]]]:
+    """Losses of float16 shards under Adam, whose eps of 1e-8 is 0 there."""
+    torch.manual_seed(0)
+    model = fully_shard(nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(64, 5)).half())
+    x = torch.randint(0, 50, (32, 4), generator=torch.Generator().manual_seed(rank))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    with Guard(model, optimizer, heal=heal, policy=Policy(mode="observe")) as guard:
+        for _ in range(20):
+
+            def loss() -> Tensor:
+                return nn.functional.cross_entropy(model(x).float(), x[:, 0] % 5)
+
+            guard.step(loss)
+            losses.append(loss().item())
+    finite = math.isfinite(digest(model))
+    return losses, finite, [(r.kind, r.value) for r in guard.repairs]
+
+
+def test_shards_agree_on_an_eps_that_is_not_zero() -> None:
+    assert not all(finite for _, finite, _ in on_ranks(steps_with_half_adam, "off"))
+    (losses, one, mine), (_, other, theirs) = on_ranks(steps_with_half_adam, "open")
+    assert one
+    assert other
+    assert mine == theirs
+    assert [kind for kind, _ in mine] == ["eps"]
+    assert losses[-1] < 0.8 * losses[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,9 +94,9 @@ def command(
             outcome = search.run()
         except KeyboardInterrupt:
             fail("interrupted", "the same command goes on from the trials that have ended", code=130)
-        outcome, refused = _finish(search, outcome, folder, apply)
+        outcome, refused, how = _finish(search, outcome, folder, apply)
     screen.data(outcome)
-    _show(screen, outcome, folder)
+    _show(screen, outcome, folder, how)
     if refused is not None:
         raise refused
     return 0 if outcome.answer == "cured" else 1
@@ -109,8 +110,8 @@ def _command(words: tuple[str, ...]) -> tuple[Command, Path]:
     return read_command(words), Path.cwd()
 
 
-def _finish(search: object, outcome: Outcome, folder: Path, apply: bool) -> tuple[Outcome, UsageError | None]:
-    """Write down what was found; make the change if asked for, or return why it cannot be made."""
+def _finish(search: object, outcome: Outcome, folder: Path, apply: bool) -> tuple[Outcome, UsageError | None, str]:
+    """Write down what was found; make the change if asked for, or return why it cannot be made; and how to make it."""
     import dataclasses
     import json
 
@@ -122,27 +123,33 @@ def _finish(search: object, outcome: Outcome, folder: Path, apply: bool) -> tupl
     from ..records import to_json
 
     assert isinstance(search, Search)
-    line, refused = outcome.line, None
+    line, refused, how = outcome.line, None, ""
     if line is not None and not outcome.healthy:
         change = line.change
         found = remedy.remedy_of(change, search.surface)
+        diff = found.diff  # before the files are changed
         written = remedy.write_beside(change, search.surface, folder) if outcome.answer == "cured" else ()
         applied: tuple[Path, ...] = ()
         try:
             if apply and outcome.answer != "cured":
                 raise UsageError("nothing was applied: only a cure is", hint=f"look at {_relative(folder)}")
             applied = remedy.apply(change, search.surface) if apply else ()
+            how = "the change is made; to revert it: nanproof cure --undo" if apply else ""
         except UsageError as error:
             refused = error
+        if diff and not applied:
+            whole = remedy.is_in_files(change, search.surface)
+            again = shlex.join(["nanproof", "cure", "--apply", *sys.argv[2:]])
+            how = f"make it: {again if whole else f'patch -p0 < {_relative(folder / remedy.DIFF)}'}"
         outcome = dataclasses.replace(
-            outcome, remedy=found.command, diff=found.diff, written=tuple(map(str, (*written, *applied)))
+            outcome, remedy=found.command, diff=diff, written=tuple(map(str, (*written, *applied)))
         )
     outcome = dataclasses.replace(outcome, report=str(write_page(outcome, folder)))
     write_atomic(folder / "cure.json", json.dumps(to_json(outcome), indent=1) + "\n")
-    return outcome, refused
+    return outcome, refused, how
 
 
-def _show(screen: Screen, outcome: Outcome, folder: Path) -> None:
+def _show(screen: Screen, outcome: Outcome, folder: Path, how: str) -> None:
     screen.result(_table(outcome))
     screen.result(outcome.told)
     if outcome.cures[1:]:
@@ -150,7 +157,7 @@ def _show(screen: Screen, outcome: Outcome, folder: Path) -> None:
     if outcome.answer == "cured" and not outcome.healthy:
         if outcome.diff:
             screen.result(f"\n{outcome.diff.rstrip()}")
-        screen.result(f"\nrun it: {outcome.remedy}")
+        screen.result(f"\n{how}\nrun it: {outcome.remedy}".replace("\n\n", "\n"))
     for path in outcome.written:
         screen.note(f"wrote {_relative(Path(path))}")
     minutes = f"{outcome.seconds / 60:.1f} minutes" if outcome.seconds > 90 else f"{outcome.seconds:.0f} s"

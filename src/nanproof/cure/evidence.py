@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,26 @@ class Evidence:
         return str(self.location.get("mechanism", ""))
 
     @property
+    def dtype(self) -> str:
+        """The dtype of the located operation's result; empty when it is not known."""
+        outputs: Sequence[Mapping[str, Any]] = self.location.get("outputs") or ({},)
+        return str(outputs[0].get("dtype", ""))
+
+    @property
     def file(self) -> str:
         return str(self.location.get("file", ""))
 
     @property
     def line(self) -> int:
         return int(self.location.get("line") or 0)
+
+    def seen_from(self, scratch: Path, project: Path) -> Evidence:
+        """The same with the located file in the user's project, where the run has seen it in a scratch copy."""
+        path = Path(self.file)
+        if not self.file or not path.is_relative_to(scratch.resolve()):
+            return self
+        file = str(project.resolve() / path.relative_to(scratch.resolve()))
+        return replace(self, location={**self.location, "file": file})
 
     @property
     def told(self) -> str:

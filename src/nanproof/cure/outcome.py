@@ -83,15 +83,32 @@ class Outcome:
         if self.healthy:
             return "nothing to cure: the original trains"
         if line is None:
-            return "none: nothing tried brings it back to life"
+            return self._none()
         values = f": {line.metrics[0].name} {line.values}" if line.metrics else ""
         chance = line.metrics[0].chance if line.metrics else None
         beside = f" (chance {chance:.3g})" if chance is not None else ""
         if self.answer == "cured":
-            seeds = f" on {len(line.metrics)} seeds" if len(line.metrics) > 1 else ""
-            return f"cured by {line.change.name}{values}{beside}{seeds}"
+            return f"cured by {line.change.name}{values}{beside}{self._seeds(len(line.metrics))}"
         loss = f", loss {line.loss:.4g}" if not line.metrics and math.isfinite(line.loss) else ""
         return f"{self.answer}: nothing tried cures it; the best was {line.change.name}{values}{beside}{loss}"
+
+    def _none(self) -> str:
+        open_ = [line for line in self.lines[1:] if line.standing in ("alive so far", "cut")]
+        if not open_:
+            return f"none: nothing tried brings it back to life{f'; {self.why}' if self.why else ''}"
+        alive = [line.change.name for line in open_ if line.standing == "alive so far"]
+        lived = f" ({', '.join(alive)} lived through a first look)" if alive else ""
+        return (
+            f"none so far: the time was over before {len(open_)} of {len(self.lines) - 1} changes had come to their end"
+            f"{lived}; the same command with a larger --budget goes on from here"
+        )
+
+    def _seeds(self, tried: int) -> str:
+        if len(self.seeds) == 1:
+            return ", on its own seed only: no other was found to set"
+        if tried < len(self.seeds):
+            return f" on {tried} of {len(self.seeds)} seeds: the time was over, give a larger --budget"
+        return f" on {tried} seeds"
 
     def _repr_html_(self) -> str:
         rows = [("change", "result", "died at", "loss", "metric", "time per step")]

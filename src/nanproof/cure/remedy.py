@@ -19,6 +19,7 @@ from .scratch import with_edits
 from .surface import Surface
 
 WHY = "cure --apply"
+DIFF = "cure.diff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,15 @@ def in_files(change: Change, surface: Surface) -> Remedy:
     return Remedy(command=surface.command.shown, contents=contents, project=surface.folder)
 
 
+def is_in_files(change: Change, surface: Surface) -> bool:
+    """Whether `apply` can make all of it."""
+    try:
+        paths = in_files(change, surface).contents
+    except NanproofError:
+        return False
+    return all(p.resolve().is_relative_to(surface.folder.resolve()) for p in paths)
+
+
 def apply(change: Change, surface: Surface) -> tuple[Path, ...]:
     """Make the change in the user's files; `journal.undo` takes it back."""
     remedy = in_files(change, surface)
@@ -98,8 +108,8 @@ def write_beside(change: Change, surface: Surface, out: Path) -> tuple[Path, ...
     except NanproofError:
         remedy = remedy_of(change, surface)
     if remedy.contents:
-        files.write_atomic(out / "cure.diff", remedy.diff)
-        written.append(out / "cure.diff")
+        files.write_atomic(out / DIFF, remedy.diff)
+        written.append(out / DIFF)
     for path, new in remedy.contents.items():
         inside = path.resolve().is_relative_to(surface.folder.resolve())
         if path.suffix != ".py" and inside:

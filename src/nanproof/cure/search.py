@@ -35,6 +35,9 @@ FEWEST = 4
 """Candidates that are run to their end at least, if so many live."""
 PAIRED = 5
 """Kinds whose best changes are tried in pairs."""
+RATE = "learning rate"
+WITH_RATES = 2
+"""So many of them are tried with every learning rate."""
 CONTENDERS = 5
 """Changes that are run on all seeds where nothing cures: the best on one seed may be luck."""
 
@@ -113,7 +116,8 @@ class Search:
             )
         self._part = ran.part
         run_dir = self.bench.out / "trials" / ran.slug / "guard" / ran.part
-        self.evidence = read_evidence(run_dir)
+        scratch = self.bench.out / "trials" / ran.slug / "project"
+        self.evidence = read_evidence(run_dir).seen_from(scratch, self.surface.folder)
         self.reference = Reference(
             best_loss=ran.best_loss, died_at=ran.died_at, step_seconds=ran.step_seconds, opening=ran.opening
         )
@@ -166,7 +170,11 @@ class Search:
             change = self._changes[ran.name]
             best.setdefault(change.kind, change)
         chosen = [c for c in best.values() if c.kind not in ("pair", "guard")][:PAIRED]  # what lives needs no guard
-        return [a + b for i, a in enumerate(chosen) for b in chosen[i + 1 :] if a.fits(b)]
+        pairs = [(a, b) for i, a in enumerate(chosen) for b in chosen[i + 1 :]]
+        # once another change has ended the overflow, the best learning rate need not be the one that is best alone
+        rates = [c for c in self._changes.values() if c.kind == RATE and c not in chosen]
+        pairs += [(a, b) for a in [c for c in chosen if c.kind != RATE][:WITH_RATES] for b in rates]
+        return [a + b for a, b in pairs if a.fits(b)]
 
     def _first(self, name: str) -> Ran | None:
         return self._full[name][0] if name in self._full else self._short.get(name)

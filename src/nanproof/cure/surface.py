@@ -40,6 +40,7 @@ _HEAVY = {
     "torchvision": ("torchvision",),
 }
 _ARGUMENTS = re.compile(rb"\bHfArgumentParser\b")
+_SEEDS = ("manual_seed", "seed_everything", "set_seed", "seed_all")
 _STEPS = re.compile(r"(^|\.)((max|num|n|total|train|training)_)?(train_|training_)?(steps|iters|iterations|updates)$")
 
 
@@ -119,9 +120,11 @@ class Surface:
         held = self.meaning.get("seed")
         if held is not None and (edit := self.edit(held, seed)) is not None:
             return edit
+        if (edit := self.add("seed", seed)) is not None:
+            return edit
         for code in self.codes:
             for node in ast.walk(code.tree):
-                if isinstance(node, ast.Call) and code.dotted(node.func).endswith("manual_seed") and node.args:
+                if isinstance(node, ast.Call) and code.dotted(node.func).endswith(_SEEDS) and node.args:
                     span = code.span(node.args[0])
                     if span and isinstance(node.args[0], ast.Constant):
                         return Edit(
@@ -174,7 +177,8 @@ class Surface:
 
 
 def _typed(value: Plain) -> str:
-    return show(value)
+    """A value on the command line; a float as YAML knows it, where 3e-05 is a word: ``3.0e-05``."""
+    return write(value, "yaml") if isinstance(value, float) else show(value)
 
 
 def _code(value: Value, after: Plain) -> str | None:
@@ -293,13 +297,14 @@ def _imported(code: Code, path: Path, roots: list[Path]) -> Iterator[Path]:
 
 def _configs(command: Command, folder: Path, script: Path | None, codes: tuple[Code, ...], name: str) -> Iterator[Path]:
     """The config files that the command or the code names."""
-    if name and script is not None:
-        for place in ("conf", "config", "configs", "."):
-            for root in (script.parent, folder):
-                path = root / place / f"{name.removesuffix('.yaml')}.yaml"
-                if path.is_file():
-                    yield path
-                    return
+    hydra = next((found for code in codes for found in _hydra(code)), None)
+    if (name or hydra) and script is not None:
+        home, own = hydra or (script.parent, "")
+        roots = [home, *(r / p for p in ("conf", "config", "configs", ".") for r in (script.parent, folder))]
+        for path in (r / f"{(name or own).removesuffix('.yaml')}.yaml" for r in roots):
+            if path.is_file():
+                yield path
+                return
     words = [w.rpartition("=")[2] for w in command.arguments]
     named = [folder / w for w in words if Path(w).suffix in TREES and (folder / w).is_file()]
     if named:
@@ -311,6 +316,15 @@ def _configs(command: Command, folder: Path, script: Path | None, codes: tuple[C
                 for root in (folder, Path(code.path).parent):
                     if Path(node.value).suffix in TREES and (root / node.value).is_file():
                         yield root / node.value
+
+
+def _hydra(code: Code) -> Iterator[tuple[Path, str]]:
+    """The folder and name of the config that ``@hydra.main(config_path="conf", config_name="train")`` reads."""
+    for node in ast.walk(code.tree):
+        if isinstance(node, ast.Call) and code.dotted(node.func) == "hydra.main":
+            said = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
+            if said.get("config_name"):
+                yield Path(code.path).parent / str(said.get("config_path") or "."), str(said["config_name"])
 
 
 def _takes_words(code: Code) -> bool:

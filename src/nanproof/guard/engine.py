@@ -249,6 +249,8 @@ class Engine:
         if not step.signals.losses:  # a loop that makes its gradients in another way: its loss is not known
             seen = dataclasses.replace(seen, reading=dataclasses.replace(seen.reading, loss=math.nan))
         if verdict.ok:
+            if not step.local and self.healer.is_steep(seen.reading.grad_norm):
+                self.recovery.lower_rate(step.number, seen.reading.grad_norm)
             return Decision(
                 verdict=verdict,
                 action=Action(kind="commit"),
@@ -313,7 +315,7 @@ class Engine:
         if decision.go:
             with context.surviving("learning what is normal"):
                 step.group.window.add(loss=decision.reading.loss, grad_norm=decision.reading.grad_norm)
-            self.repairs.follow(step, verdict, decision.reading.loss)
+            self.repairs.follow(step, verdict, decision.reading)
         if step.micro:
             context.tally.dropped += not decision.go
             return verdict

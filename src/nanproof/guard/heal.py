@@ -32,7 +32,7 @@ from .heal_replay import GoodBatch, Replay, moved
 from .heal_search import Search, repairable
 from .heal_text import Healing, in_words, told
 from .heal_update import repaired_eps, set_eps
-from .ranks import Ranks
+from .ranks import PeerFailed, Ranks
 from .step import OpenStep
 from .training import Training
 
@@ -52,6 +52,9 @@ FALSE_ALARMS = 2
 DIVERGED_AFTER, BEYOND = 3, 1
 """An island only keeps a run finite: so many losses in a row that are above all recent ones, by so many times their
 range, and above what was usual before the island was opened, and the run has diverged."""
+STEEP = 3
+"""An island does not end the growth: a gradient norm above all recent ones, and by so many times above their median, is
+how a run leaves them; its update is made with a lower learning rate."""
 QUIET = 5
 """After such a loss, so many usual ones before a state is one to come back to."""
 LARGE_SHARE = 0.25
@@ -84,6 +87,8 @@ class Healer:
         self._false_alarms = 0
         self.before_pass = CapturedState(training.slots)
         self._losses: deque[float] = deque(maxlen=RECENT)
+        self._norms: deque[float] = deque(maxlen=RECENT)
+        """The gradient norms of the last updates."""
         self._before: float | None = None
         """The usual loss before the last island was opened."""
         self._since = 0
@@ -174,9 +179,17 @@ class Healer:
         if self.mode == "off" or optimizer in self._checked:
             return None
         self._checked.add(optimizer)
-        if self._ranks.sharded and not self._ranks.alone:  # shards would choose different ones
+        shards = self._ranks.sharded and not self._ranks.alone
+        if shards and self._ranks.uneven:  # not all of them make this update
             return None
-        repair = repaired_eps(optimizer, number)
+        try:
+            repair = repaired_eps(optimizer, number, self._ranks.largest if shards else int)
+        except PeerFailed:
+            raise
+        except Exception:
+            if shards:
+                self._ranks.fail()  # the others wait for this rank's shard
+            raise
         if repair is None:
             return None
         healing = Healing(repairs=(repair,), opened=self.mode == "open", committed=False)
@@ -282,9 +295,19 @@ class Healer:
 
     # --- what becomes of it --------------------------------------------------------------------------------
 
-    def follow(self, number: int, loss: float) -> bool:
+    def is_steep(self, norm: float) -> bool:
+        """Whether an update with this gradient norm would take a run away from where its islands keep it."""
+        # the same on every rank: this norm is; where ranks share no gradients, each has its own
+        same = self._ranks.alone or self._ranks.reduced
+        island = any(r.kind == "float32" for r in self.repairs) and self._since < JUDGED_AFTER
+        if not (same and island and self.mode == "open" and len(self._norms) == RECENT):
+            return False
+        return norm > max(*self._norms, STEEP * statistics.median(self._norms))
+
+    def follow(self, number: int, loss: float, norm: float) -> bool:
         """An update was made: look how the run goes on with its islands; whether it has just diverged."""
         self.last_loss = loss
+        self._norms.append(norm)
         if self._since or not self.repairs:  # the batch that opened an island says nothing about what comes after it
             self._beyond = self._beyond + 1 if loss > self.loss_limit else 0
             self._quiet = 0 if self._beyond else self._quiet + 1
@@ -316,6 +339,7 @@ class Healer:
         self.diverged, self._beyond, self._quiet = False, 0, QUIET
         if not 0 < undone <= RECENT:
             self._losses.clear()
+            self._norms.clear()
 
     def _probe(self, on: bool, number: int = 0) -> None:
         model = self._training.model

@@ -7,7 +7,7 @@ the eps is taken whose update comes closest to the one that the same optimizer m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,30 +16,36 @@ from torch.optim import Optimizer
 from ..errors import UsageError
 from ..locating.update import Healthy, updated
 from ..records import Repair
-from ..tensors import is_finite
+from ..tensors import is_finite, local_values
 
 CANDIDATES = tuple(float(f"{digit}e{power}") for power in range(-7, 0) for digit in (1, 3))
+_PARTS = 10**6
+"""Errors are compared in millionths."""
 
 
-def repaired_eps(optimizer: Optimizer, number: int) -> Repair | None:
-    """The repair of an update that would be non-finite because eps is 0; None when it would not be, or none works."""
-    narrow = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None and _vanishes(optimizer, p)]
-    if not narrow or not type(optimizer).__module__.startswith("torch.optim"):
+def repaired_eps(optimizer: Optimizer, number: int, largest: Callable[[int], int] = int) -> Repair | None:
+    """The repair of an update that would be non-finite because eps is 0; None when it would not be, or none works.
+
+    ``largest`` of a number on all ranks that hold a shard: each looks at its own, and all take the same eps.
+    """
+    vanishing = [p for g in optimizer.param_groups for p in g["params"] if _vanishes(optimizer, p)]
+    if not vanishing or not type(optimizer).__module__.startswith("torch.optim"):
         return None
+    narrow = [p for p in vanishing if p.grad is not None and local_values(p).numel()]
     before = Healthy(
         update=number,
-        values={p: p.detach() for p in narrow},
-        state={p: dict(optimizer.state[p]) for p in narrow if p in optimizer.state},
-        gradients={p: p.grad for p in narrow},
+        values={p: local_values(p) for p in narrow},
+        state={p: {k: _local(v) for k, v in optimizer.state[p].items()} for p in narrow if p in optimizer.state},
+        gradients={p: local_values(p.grad) for p in narrow if p.grad is not None},
     )
-    broken = sum(not is_finite(_update(optimizer, before, p)) for p in narrow)
+    broken = largest(sum(not is_finite(_update(optimizer, before, p)) for p in narrow))
     if not broken:
         return None
-    error, best = min((_error(optimizer, before, narrow, eps), eps) for eps in CANDIDATES)
-    if not error < 1:  # it would not even go the same way
+    error, best = min((largest(_error(optimizer, before, narrow, eps)), eps) for eps in CANDIDATES)
+    if error >= _PARTS:  # it would not even go the same way
         return None
     eps = optimizer.param_groups[0]["eps"]
-    dtype = str(narrow[0].dtype).removeprefix("torch.")
+    dtype = str(vanishing[0].dtype).removeprefix("torch.")
     return Repair(
         path=type(optimizer).__name__,
         kind="eps",
@@ -47,8 +53,8 @@ def repaired_eps(optimizer: Optimizer, number: int) -> Repair | None:
         value=best,
         was=dtype,
         why=f"eps {eps:g} is 0 in {dtype}, so the update divides by 0",
-        proof=f"on copies, the update is non-finite in {broken} of {len(narrow)} parameters with eps {eps:g}; with"
-        f" {best:g} it is finite and differs from the update in float32 by {error:.2f} of its norm",
+        proof=f"on copies, the update is non-finite in {broken} of {len(vanishing)} parameters with eps {eps:g}; with"
+        f" {best:g} it is finite and differs from the update in float32 by {error / _PARTS:.2f} of its norm",
     )
 
 
@@ -73,15 +79,19 @@ def _update(
 ) -> Tensor:
     """What one update would add to a parameter; one at a time, so that memory holds one copy."""
     after, _ = updated(optimizer, before, [parameter], torch.float32 if wide else None, eps=eps)
-    return after[parameter].float() - parameter.detach().float()
+    return after[parameter].float() - before.values[parameter].float()
 
 
-def _error(optimizer: Optimizer, before: Healthy, parameters: Sequence[Tensor], eps: float) -> float:
-    """How far an eps's update is from the one in float32, as a share of its norm."""
+def _error(optimizer: Optimizer, before: Healthy, parameters: Sequence[Tensor], eps: float) -> int:
+    """How far an eps's update is from the one in float32, in millionths of its norm."""
     gap = size = 0.0
     for p in parameters:
         exact = _update(optimizer, before, p, wide=True)
         gap += float((_update(optimizer, before, p, eps=eps) - exact).norm() ** 2)
         size += float(exact.norm() ** 2)
     error = (gap / size) ** 0.5 if size else 0.0
-    return error if error == error else float("inf")
+    return int(_PARTS * error) if error < 1 else _PARTS  # NaN is not below 1
+
+
+def _local(value: object) -> object:
+    return local_values(value) if isinstance(value, Tensor) else value

@@ -60,7 +60,7 @@ class Policy:
     snapshot_seconds: float = 600.0
     """And after that many seconds, for runs with slow steps."""
     lr_backoff: float = 0.5
-    """The learning rate is multiplied by this after a rollback …"""
+    """The learning rate is multiplied by this after a rollback, and for a steep update after an island was opened …"""
     lr_recovery: int = 200
     """… and returns to its schedule over that many steps."""
     min_scale: float = 1.0

@@ -68,6 +68,18 @@ class Recovery:
             else:
                 set_random_states(before.random)
 
+    def lower_rate(self, number: int, norm: float) -> None:
+        """Make an update with a lower learning rate, which returns to its schedule as after a rollback."""
+        context = self._context
+        if context.policy.lr_backoff == 1:
+            return
+        self.backoff.start(context.policy.lr_backoff, context.policy.lr_recovery)
+        said = f"gradient norm {norm:.3g} is far above the last ones: learning rate × {self.backoff.factor:.2g}"
+        said += f" from here on, back at its schedule after {context.policy.lr_recovery:,} updates"
+        if context.ranks.rank == 0:
+            log.warning("nanproof: heal: step %s: %s", f"{number:,}", said)
+        context.tell("event", event="lower-rate", step=number, message=said)
+
     def go_back(self, verdict: Verdict, action: Action) -> None:
         """Roll back, restore, or stop."""
         context = self._context

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..locating import Location
-from ..records import Action, Verdict
+from ..records import Action, Reading, Verdict
 from ..tensors import is_finite
 from .context import Context
 from .examine import Rerun
@@ -139,11 +139,11 @@ class Repairs:
         if healing is not None and healing.opened:
             self._tell(healing)
 
-    def follow(self, step: OpenStep, verdict: Verdict, loss: float) -> None:
+    def follow(self, step: OpenStep, verdict: Verdict, reading: Reading) -> None:
         """An update was made: look how the run goes on with its repairs, and keep good batches to compare with."""
         context = self._context
         with context.surviving("following repairs"):
-            if self.healer.follow(step.number, loss):
+            if self.healer.follow(step.number, reading.loss, reading.grad_norm):
                 context.snapshots.suspect()
         if verdict.ok:
             with context.surviving("keeping a good batch"):

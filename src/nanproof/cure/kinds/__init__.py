@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from ..change import Change
 from ..evidence import Evidence
 from ..surface import Surface
-from . import clipping, code, data, eps, guard, initialization, kernel, precision, rate, warmup
+from . import clipping, code, data, eps, floor, guard, initialization, kernel, precision, rate, warmup
 
 Propose = Callable[[Evidence, Surface], Iterator[Change]]
 
@@ -19,6 +19,7 @@ KINDS: dict[str, Propose] = {
     "guard": guard.propose,
     "data": data.propose,
     "code": code.propose,
+    "floor": floor.propose,
     "precision": precision.propose,
     "eps": eps.propose,
     "learning rate": rate.propose,

@@ -58,7 +58,9 @@ def _scores(evidence: Evidence, surface: Surface) -> Iterator[Change]:
             span = code.span(node.left)
             if not turned or span is None or not node.lineno <= evidence.line <= (node.end_lineno or 0):
                 continue
-            left = code.text(node.left)
+            left = (
+                code.text(node.left) if isinstance(node.left, ast.Name | ast.Attribute) else f"({code.text(node.left)})"
+            )
             edit = Edit(
                 route="file",
                 name=code.path,
@@ -66,7 +68,7 @@ def _scores(evidence: Evidence, surface: Surface) -> Iterator[Change]:
                 end=span[1],
                 setting=f"scores at line {node.lineno}",
                 text=f"({left} * {left}.shape[-1] ** -0.5)",
-                before=left,
+                before=code.text(node.left),
             )
             yield Change(
                 name=f"scores/√d at line {node.lineno}",

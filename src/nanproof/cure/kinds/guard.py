@@ -8,9 +8,14 @@ from ..change import Change, Edit
 from ..evidence import Evidence
 from ..surface import Surface
 
+NARROW = ("float16", "bfloat16")
+"""What a float32 island is wider than."""
+
 
 def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
-    if not evidence.mechanism or "range" in evidence.mechanism or "overflow" in evidence.mechanism:
+    range_left = evidence.mechanism == "range-overflow" and evidence.dtype in ("", *NARROW)
+    unknown = evidence.step is not None and not evidence.mechanism and not evidence.what.endswith("input")
+    if range_left or unknown:
         where = str(evidence.location.get("module", "")) or "the located line"
         yield Change(
             name="island",

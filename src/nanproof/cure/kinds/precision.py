@@ -29,6 +29,8 @@ _WORDS = {
     "half": ("bfloat16", "float32"),
 }
 
+_FULL = ("fp32", "float32", "32")
+
 
 def propose(evidence: Evidence, surface: Surface) -> Iterator[Change]:
     found = [*_words(surface), *_switches(surface)]
@@ -51,11 +53,18 @@ def _words(surface: Surface) -> Iterator[Change]:
         for held in surface.meaning.all(concept):
             if not held.known or str(held.value) not in _WORDS or held.key in _CASTS:
                 continue
-            for target, after in zip(("bfloat16", "float32"), _WORDS[str(held.value)], strict=True):
+            bf16, fp32 = _WORDS[str(held.value)]
+            if fp32 == "no":  # accelerate's word; a project's own table of formats may have another
+                fp32 = next((w for w in _FULL if any(_says(code, w) for code in surface.codes)), fp32)
+            for target, after in zip(("bfloat16", "float32"), (bf16, fp32), strict=True):
                 edit = surface.edit(held, after) if after is not None else None
                 if edit is not None:
                     yield _change(f"{held.name}={after}", part, target, (edit,), held.label)
             break
+
+
+def _says(code: Code, word: str) -> bool:
+    return any(isinstance(node, ast.Constant) and node.value == word for node in ast.walk(code.tree))
 
 
 def _switches(surface: Surface) -> Iterator[Change]:
