@@ -5,8 +5,8 @@ python scripts/foresight.py --report    # only the report, of what was recorded 
 
 Every run is recorded once, unguarded, by the parts that a guard reads with; the forecast then reads the recorded
 numbers in the guard's own cadence. The families are split: the constants of `nanproof/forecast.py` were chosen by some,
-others were looked at while it was written, those of `benchmarks/fresh.py` and some of `benchmarks/unseen.py` were
-reported on before it was last changed, and the rest of `benchmarks/unseen.py` never.
+others were looked at while it was written, those of `benchmarks/fresh.py` and `benchmarks/unseen.py` were reported on
+before it was last changed, and those of `benchmarks/first_look.py` never.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from trainings import Training
 from nanproof.cases.catalogue import find_all
 from nanproof.files import make_folder
 from nanproof.forecast import CALM, WARN, Forecast
+from nanproof.guard.foresight import BEGINNING, Cadence
+from nanproof.guard.options import Watch
 
 TUNED = {"regression", "recurrent", "elman", "bootstrap", "wasserstein", "residual", "image", "finetune", "rare"}
-SEEDS = {"unseen": (3, 4), "fresh": (2, 2), "dying": (1, 2)}
+SEEDS = {"first_look": (3, 3), "unseen": (2, 3), "fresh": (2, 2), "dying": (1, 2)}
 """Seeds of every dying and every healthy setting, by the module that it is in."""
 UNSEEN, REPORTED, LOOKED, TUNED_ON = "never looked at", "reported on before", "looked at", "tuned on"
 SEEDS_ORIGINAL = 3
 STEPS, SLOW = 600, {"text": 300, "ppo": 300, "eager": 300, "patches": 300}
-EVERY, BEGINNING, OUTPUTS = 10, 20, 8
-"""As the guard reads by default: `Watch.every`, `foresight.BEGINNING`, `Watch.automatic`."""
 LEAD, TOO_EARLY = 10, 300
 """A warning counts when the run dies between so many steps after it; one that comes earlier is a false one."""
 
@@ -191,25 +191,32 @@ def judge(run: Recorded) -> Judged:
 
 def risks(run: Recorded) -> np.ndarray:
     """The risk at every step, with the readings that the guard would have made."""
-    outputs = [k for k in run.series if k.startswith(("absmax/", "column/"))]
-    room = {
-        k: math.log(run.limits.get(k, 3.4e38) / v) for k in outputs if 0 < (v := float(run.series[k][0])) < math.inf
-    }
-    outputs = sorted(room, key=lambda k: room[k])[:OUTPUTS] or outputs
-    outputs += [k for k in run.series if k.startswith("logits/")]
-    outputs += [k for k in run.series if k.startswith("grad_norm/")]
-    updates = [k for k in run.series if k.startswith("update_ratio/")]
-    free = [k for k in ("loss", "grad_norm", "scale") if k in run.series]
-    logged = not updates  # a log is read as it is
-    forecast, found = Forecast(), []
+    columns = [k for k in run.series if k.startswith("column/")]  # a log is read as it is
+    modules = chosen(run)
+    gradients, updates = ([k for k in run.series if k.startswith(kind)] for kind in ("grad_norm/", "update_ratio/"))
+    free = [k for k in ("loss", "grad_norm", "scale") if k in run.series] + columns
+    forecast, cadence, sampled, found = Forecast(), Cadence(Watch().every), False, []
     for step in range(run.death if run.death is not None else run.steps):
-        names = list(free)
-        read = logged or step < BEGINNING or forecast.look_closer
-        names += outputs if read or step % EVERY == 0 else []
-        names += updates if read or step % EVERY == 1 else []
+        cadence.next(step, closer=forecast.look_closer, names=modules)
+        read = modules if cadence.modules is None else cadence.modules
+        names = free + [k for kind in ("absmax/", "logits/") for m in read if (k := kind + m) in run.series]
+        names += gradients if cadence.on else []
+        names += updates if sampled and cadence.sampled else []  # the difference between two samples
+        sampled = cadence.sampled
         forecast.read(step, {k: float(run.series[k][step]) for k in names}, run.limits)
         found.append(forecast.risk)
     return np.array(found)
+
+
+def chosen(run: Recorded) -> list[str]:
+    """The modules that the guard would watch: those with the least headroom in the first step."""
+    room = {}
+    for name, values in run.series.items():
+        kind, _, module = name.partition("/")
+        if kind == "absmax" and 0 < (first := float(values[0])) < math.inf:
+            room[module] = math.log(run.limits.get(name, 3.4e38) / first)
+    nearest = sorted(room, key=lambda m: room[m])[: Watch().automatic]
+    return [*dict.fromkeys([*nearest, *(k[7:] for k in run.series if k.startswith("logits/"))])]
 
 
 def builds_up(run: Recorded) -> bool:
@@ -299,9 +306,9 @@ def families(module: str) -> frozenset[str]:
 
 def group(family: str) -> str:
     """What was known of a family when the forecast was written."""
-    reported = families("fresh") | importlib.import_module("unseen").REPORTED
-    if family in families("unseen") - reported:
+    if family in families("first_look"):
         return UNSEEN
+    reported = families("fresh") | families("unseen")
     return REPORTED if family in reported else TUNED_ON if family in TUNED else LOOKED
 
 

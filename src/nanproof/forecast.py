@@ -123,11 +123,16 @@ class EarlyWarning:
 
     step: int
     risk: float
-    severity: Severity
-    trends: tuple[Trend, ...]
+    reason: str
+    trends: tuple[Trend, ...] = ()
+    """None where another rank has seen them."""
+
+    @property
+    def severity(self) -> Severity:
+        return "critical" if self.risk >= CRITICAL else "warning"
 
     def __str__(self) -> str:
-        return "; ".join(map(str, self.trends[:2]))
+        return self.reason
 
     def to_json(self) -> dict[str, object]:
         """For the log: the sentence, and what a chart needs to draw the forecast."""
@@ -136,7 +141,7 @@ class EarlyWarning:
             "step": self.step,
             "risk": round(self.risk, 4),
             "severity": self.severity,
-            "reason": str(self),
+            "reason": self.reason,
             "trends": drawn,
         }
 
@@ -206,11 +211,16 @@ class Forecast:
                 self._said = None
             return None
         self._calm = 0
-        severity: Severity = "critical" if self.risk >= CRITICAL else "warning"
-        if self._said is not None and (self._said.severity == "critical" or severity == "warning"):
+        reason = "; ".join(map(str, self.trends[:2]))
+        found = EarlyWarning(step=step, risk=self.risk, reason=reason, trends=self.trends)
+        if self._said is not None and (self._said.severity == "critical" or found.severity == "warning"):
             return None
-        self._said = EarlyWarning(step=step, risk=self.risk, severity=severity, trends=self.trends)
-        return self._said
+        self._said = found
+        return found
+
+    def know(self, warning: EarlyWarning) -> None:
+        """Somebody else has said this of the run: it is not said again."""
+        self._said, self._calm = warning, 0
 
 
 class _Series:

@@ -20,6 +20,7 @@ from nanproof.guard.attention import COMPILES, Logits
 from nanproof.guard.foresight import Outputs
 from nanproof.guard.options import Watch
 from nanproof.guard.precursors import SAMPLE, Part, Precursors
+from support.ranks import on_ranks
 from support.runs import seed_everything
 
 
@@ -451,3 +452,63 @@ def test_a_step_with_forward_mode_derivatives_is_guarded() -> None:
 
     targets = [torch.ones(4, 1) * (float("nan") if i == 3 else 1) for i in range(6)]
     assert [guard.step(lambda t=t: loss(t)).ok for t in targets] == [True, True, True, False, True, True]
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def warned_on_one(rank: int, share: str, timing: str) -> dict[str, tuple[str, int, int, str, bool, list[str]]]:
+    """Rank 1 alone sees its entropy fall: for each policy how the run ended, and what this rank did and said."""
+    found = {}
+    for how in ("snapshot", "heal", "stop"):
+        seed_everything()
+        model = nn.parallel.DistributedDataParallel(small())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, fused=True)
+        policy: Any = Policy(on_warning=how, share=share, snapshot_every=10_000)  # type: ignore[arg-type]
+        guard = Guard(model, optimizer, policy=policy, timing=timing)  # type: ignore[arg-type]
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record, said=said: said.append(record.getMessage())  # type: ignore[method-assign,misc]
+        logging.getLogger("nanproof").addHandler(handler)
+        stopped, before = "", 0
+        try:
+            for step in range(60):
+                before = guard._context.snapshots.count if step == 30 else before
+                if rank == 1:
+                    guard.observe("entropy", 0.7 * 0.9 ** max(0, step - 30), limit=0.005)
+                guard.step(lambda model=model: model(torch.ones(2, 4)).square().mean())
+        except GuardStop as error:
+            stopped = str(error)
+        logging.getLogger("nanproof").removeHandler(handler)
+        taken, pinned = guard._context.snapshots.count - before, guard._context.checkpoints.pin_next
+        guard.close()
+        early = [s for s in said if "early warning" in s]
+        found[how] = stopped, guard.tally.steps, taken, guard._engine.healer.mode, pinned, early
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timing", ["exact", "deferred"])
+def test_ranks_answer_a_warning_of_one_of_them_together(timing: str) -> None:
+    both = on_ranks(warned_on_one, "flags", timing)
+    for how, first in both[0].items():
+        second = both[1][how]
+        assert first[1:5] == second[1:5], "the same step, the same snapshots, the same mode"
+        assert len(first[5]) == 1
+        assert "early warning: on rank 1: the entropy falls by 10% per step and reaches 0.005" in first[5][0]
+        assert second[5] == [], "the first rank speaks for all"
+        assert first[4], "the rank that saves checkpoints keeps the next one"
+        assert ("on rank 1" in first[0]) == bool(second[0]) == (first[1] < 60) == (how == "stop")
+        assert first[2] == (how != "stop")
+        assert (first[3] == "open") == (how == "heal")
+
+
+@pytest.mark.slow
+def test_a_rank_that_tells_the_others_nothing_stops_and_heals_nothing_alone() -> None:
+    both = on_ranks(warned_on_one, "gradients", "exact")
+    for how in ("heal", "stop"):
+        for rank in (0, 1):
+            stopped, steps, _, mode, pinned, _ = both[rank][how]
+            assert (stopped, steps) == ("", 60)
+            assert mode != "open"
+            assert pinned == (rank == 1)
