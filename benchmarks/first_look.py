@@ -13,7 +13,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from dying import _climb, _rates, _t
+from dying import _climb, _t
 from torch import Tensor, nn
 from trainings import Task, Training, draw_shapes
 
@@ -199,7 +199,7 @@ def soft_critic(batch: int = 32, discount: float = 0.95, slow: float = 0.02, rew
 
 
 def rollouts(batch: int = 16, epochs: int = 4, clipped: bool = True, gain: float = 1.0) -> Task:
-    """A GRU that is rewarded for writing rising sequences; each batch is used again, with or without a clipped ratio."""
+    """A GRU that is rewarded for writing rising sequences; each batch is used again, the ratio clipped or not."""
     token, gru, head = nn.Embedding(9, 24), nn.GRU(24, 24, batch_first=True), nn.Linear(24, 8)
     model = nn.ModuleList([token, gru, head])
     kept: list[Tensor] = []
