@@ -4,15 +4,13 @@ python scripts/foresight.py             # what `make foresight` does; resumes wh
 python scripts/foresight.py --report    # only the report, of what was recorded before
 
 Every run is recorded once, unguarded, by the parts that a guard reads with; the forecast then reads the recorded
-numbers in the guard's own cadence. The families are split: the constants of `nanproof/forecast.py` were chosen by some,
-others were looked at while it was written, those of `benchmarks/fresh.py` and `benchmarks/unseen.py` were reported on
-before it was last changed, and those of `benchmarks/first_look.py` never.
+numbers in the guard's own cadence. The families of `benchmarks/first_look.py` were written before the last change of
+`nanproof/forecast.py` and first looked at after it; the others were known.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import math
 import os
@@ -36,10 +34,9 @@ from nanproof.forecast import CALM, WARN, Forecast
 from nanproof.guard.foresight import BEGINNING, Cadence
 from nanproof.guard.options import Watch
 
-TUNED = {"regression", "recurrent", "elman", "bootstrap", "wasserstein", "residual", "image", "finetune", "rare"}
 SEEDS = {"first_look": (3, 3), "unseen": (2, 3), "fresh": (2, 2), "dying": (1, 2)}
 """Seeds of every dying and every healthy setting, by the module that it is in."""
-UNSEEN, REPORTED, LOOKED, TUNED_ON = "never looked at", "reported on before", "looked at", "tuned on"
+NEW, KNOWN = "never looked at", "known before"
 SEEDS_ORIGINAL = 3
 STEPS, SLOW = 600, {"text": 300, "ppo": 300, "eager": 300, "patches": 300}
 LEAD, TOO_EARLY = 10, 300
@@ -277,10 +274,8 @@ USUAL["loss-scale halvings in 100 steps"] = 1
 
 
 def report(runs: Sequence[Judged], lived: Sequence[Judged]) -> str:
-    groups = {
-        which: [r for r in runs if group(r.run.family) == which] for which in (UNSEEN, REPORTED, LOOKED, TUNED_ON)
-    }
-    unseen = groups[UNSEEN]
+    groups = {which: [r for r in runs if group(r.run.family) == which] for which in (NEW, KNOWN)}
+    new = groups[NEW]
     dead = [r for r in runs if r.run.death is not None]
     warned = sum(bool(r.warnings("forecast", WARN)) for r in lived)
     there, wanted = len(runs) + len(lived), len(planned()) + SEEDS_ORIGINAL * len(find_all())
@@ -292,31 +287,24 @@ def report(runs: Sequence[Judged], lived: Sequence[Judged]) -> str:
         f" die and lived, and {warned} of them were warned of; they count as neither.{took}",
         *(headline(found, which) for which, found in groups.items() if found),
         by_family(runs),
-        roc(unseen),
-        missed(unseen),
+        roc(new),
+        missed(new),
     ]
     return "\n\n".join(parts)
 
 
-@functools.cache
-def families(module: str) -> frozenset[str]:
-    found = importlib.import_module(module)
-    return frozenset(t.family for t in (*found.DYING, *found.CALM))
-
-
 def group(family: str) -> str:
-    """What was known of a family when the forecast was written."""
-    if family in families("first_look"):
-        return UNSEEN
-    reported = families("fresh") | families("unseen")
-    return REPORTED if family in reported else TUNED_ON if family in TUNED else LOOKED
+    """Whether a family was known when the forecast was last changed."""
+    import first_look
+
+    return NEW if family in {t.family for t in (*first_look.DYING, *first_look.CALM)} else KNOWN
 
 
 def headline(runs: Sequence[Judged], which: str) -> str:
     deaths = [r for r in runs if r.run.death is not None]
     building, healthy = [r for r in deaths if r.builds_up], [r for r in runs if r.run.death is None]
-    steps = sum(r.length for r in runs)
-    false = sum(r.false("forecast", WARN) for r in runs)
+    steps = sum(r.length for r in healthy)
+    false, early_on = (sum(r.false("forecast", WARN) for r in which) for which in (healthy, deaths))
     leads = [r.lead("forecast", WARN) for r in building]
     early = [n for n in leads if n is not None and n >= LEAD]
     shares = [n / r.length for n, r in zip(leads, building, strict=True) if n is not None and n >= LEAD]
@@ -335,7 +323,8 @@ def headline(runs: Sequence[Judged], which: str) -> str:
 | lead as a share of the run: median (quartiles) | {half:.0%} ({least:.0%} to {most:.0%}) |
 | deaths without build-up | {len(sudden)}, of which {in_time} warned of {LEAD} steps ahead |
 | healthy runs | {len(healthy)} |
-| false warnings | **{false}** in {steps:,} steps: {100_000 * false / max(1, steps):.2f} per 100,000 |"""
+| false warnings | **{false}** in {steps:,} healthy steps: {100_000 * false / max(1, steps):.1f} per 100,000 |
+| warnings more than {TOO_EARLY} steps before a death | {early_on} |"""
 
 
 def by_family(runs: Sequence[Judged]) -> str:
@@ -355,16 +344,16 @@ def by_family(runs: Sequence[Judged]) -> str:
 def roc(runs: Sequence[Judged]) -> str:
     """The share of deaths warned of in time, at the threshold that allows so many false warnings."""
     allowed = (1, 5, 20, 100)
-    building, steps = [r for r in runs if r.builds_up], sum(r.length for r in runs)
+    building, healthy = [r for r in runs if r.builds_up], [r for r in runs if r.run.death is None]
     rows = []
     for name, usual in USUAL.items():
-        curve = [point(runs, building, steps, name, t) for t in thresholds(runs, name)]
-        at = point(runs, building, steps, name, usual)
+        curve = [point(healthy, building, name, t) for t in thresholds(runs, name)]
+        at = point(healthy, building, name, usual)
         best = [max((y for x, y in curve if x <= limit), default=0.0) for limit in allowed]
         rows.append(
             f"| {name} | {usual:g}: {at[1]:.0%} at {at[0]:.1f} | " + " | ".join(f"{y:.0%}" for y in best) + " |"
         )
-    head = "| detector | as usually set: share of deaths at false warnings per 100,000 steps | " + " | ".join(
+    head = "| detector | as usually set: share of deaths at false warnings per 100,000 healthy steps | " + " | ".join(
         f"≤ {n}" for n in allowed
     )
     return "### Against simple rules, on families never looked at\n\n" + "\n".join(
@@ -378,9 +367,11 @@ def thresholds(runs: Iterable[Judged], name: str) -> list[float]:
     return sorted(set(np.quantile(values, 1 - np.logspace(-5, -0.3, 40)).tolist())) if len(values) else [1.0]
 
 
-def point(runs: Sequence[Judged], building: Sequence[Judged], steps: int, name: str, t: float) -> tuple[float, float]:
-    false = sum(r.false(name, t) for r in runs)
-    return 100_000 * false / steps, sum((r.lead(name, t) or 0) >= LEAD for r in building) / max(1, len(building))
+def point(healthy: Sequence[Judged], building: Sequence[Judged], name: str, t: float) -> tuple[float, float]:
+    """False warnings per 100,000 healthy steps, and the share of deaths warned of in time, at a threshold."""
+    false, steps = sum(r.false(name, t) for r in healthy), sum(r.length for r in healthy)
+    found = sum((r.lead(name, t) or 0) >= LEAD for r in building)
+    return 100_000 * false / max(1, steps), found / max(1, len(building))
 
 
 def missed(runs: Sequence[Judged]) -> str:

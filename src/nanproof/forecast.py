@@ -23,7 +23,7 @@ Severity = Literal["warning", "critical"]
 WARN, CRITICAL, CLOSER = 0.65, 0.9, 0.2
 """The risk from which a warning is due; the one from which it is urgent; the one from which to read at every step."""
 
-SMOOTH, GAP, TREND, LEAST = 5, 10, 16, 20
+SMOOTH, GAP, TREND, LEAST = 5, 10, 16, 16
 """Readings that make up a level; the newest that are not history yet; those of a trend; those needed at all."""
 SUSTAINED = 3
 """Readings in a row that must be at risk: the lowest of them counts."""
@@ -61,7 +61,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "absmax": Quantity(words="the largest output{}"),
     "logits": Quantity(words="the largest attention logit{}"),
     "column": Quantity(words=""),
-    "update_ratio": Quantity(words="the update{}", limit=1.0, margin=math.inf, high=0.1),
+    "update_ratio": Quantity(words="the update{}", limit=1.0, margin=math.inf, high=0.05),
     "scale": Quantity(words="the loss scale", limit=1.0, far=math.inf, falls=True),
     "entropy": Quantity(words="the entropy", limit=0.01, far=math.inf, falls=True),
 }
