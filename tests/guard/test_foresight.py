@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanproof import Guard, Policy
+from nanproof import Guard, Policy, diagnose
+from nanproof.diagnosing.text import as_text
 from nanproof.errors import GuardStop, UsageError
 from nanproof.guard.attention import COMPILES, Logits
 from nanproof.guard.foresight import Outputs
@@ -300,7 +301,7 @@ def test_every_micro_batch_of_a_step_counts(tmp_path: Path) -> None:
     """The largest of all of them, and the update after a step that was read."""
     seed_everything()
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     before = math.nan
     with Guard(model, optimizer, run_dir=tmp_path, accumulate=2) as guard:
         for step in range(32):
@@ -405,9 +406,14 @@ def test_a_snapshot_is_taken_and_the_next_checkpoint_is_kept(tmp_path: Path) -> 
     guard.close()
 
 
-def test_the_policy_may_stop_at_a_warning() -> None:
+def test_the_policy_may_stop_at_a_warning(tmp_path: Path) -> None:
     with pytest.raises(GuardStop, match="the policy stops at a warning: each update changes"):
-        dying(policy=Policy(on_warning="stop"))
+        dying(tmp_path, policy=Policy(on_warning="stop"))
+    lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    last = lines[-1]
+    assert (last["verdict"], last["action"], last["loss"], last["grad_norm"]) == ("forecast", "stop", None, None)
+    assert all(line["loss"] is not None for line in lines[:-1] if "loss" in line), "the step itself was good"
+    assert "NaN" not in as_text(diagnose(tmp_path))
 
 
 def test_the_policy_may_let_islands_open() -> None:
@@ -499,7 +505,7 @@ def test_ranks_answer_a_warning_of_one_of_them_together(timing: str) -> None:
         assert second[5] == [], "the first rank speaks for all"
         assert first[4], "the rank that saves checkpoints keeps the next one"
         assert ("on rank 1" in first[0]) == bool(second[0]) == (first[1] < 60) == (how == "stop")
-        assert first[2] == (how != "stop")
+        assert bool(first[2]) == (how != "stop")
         assert (first[3] == "open") == (how == "heal")
 
 
