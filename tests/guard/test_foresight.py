@@ -121,6 +121,13 @@ def test_a_large_matrix_is_sampled_evenly() -> None:
     assert read(precursors.sample(1))["update_ratio/w"] == pytest.approx(1.0)
 
 
+def test_a_matrix_of_one_element_that_crosses_zero_is_not_at_risk() -> None:
+    tiny, w = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(4, 4))
+    precursors = Precursors([("tiny", tiny), ("w", w)], [])
+    read(precursors.sample(0))
+    assert set(read(precursors.sample(1))) == {"update_ratio/w", "unmoved"}
+
+
 def test_the_share_of_elements_that_do_not_move() -> None:
     w = nn.Parameter(torch.ones(8, 8))
     precursors = Precursors([("w", w)], [])
@@ -300,17 +307,17 @@ def test_compiled_code_stays_compiled(kind: str) -> None:
 def test_every_micro_batch_of_a_step_counts(tmp_path: Path) -> None:
     """The largest of all of them, and the update after a step that was read."""
     seed_everything()
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
+    model = nn.Sequential(nn.Linear(1, 16, bias=False), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     before = math.nan
     with Guard(model, optimizer, run_dir=tmp_path, accumulate=2) as guard:
         for step in range(32):
-            before = model[0].weight.item() if step == 30 else before
+            before = model[0].weight.abs().max().item() if step == 30 else before
             for value in (5.0, 1.0):
                 guard.step(lambda v=value: model(torch.full((2, 1), v)).square().mean())
     lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
-    assert steps[30]["absmax/0"] == pytest.approx(abs(5.0 * before), rel=1e-5), "not that of the last micro-batch"
+    assert steps[30]["absmax/0"] == pytest.approx(5.0 * before, rel=1e-5), "not that of the last micro-batch"
     assert [i for i, line in enumerate(steps) if "absmax/0" in line] == [*range(20), 20, 30]
     assert [i for i, line in enumerate(steps) if "update_ratio" in line] == [*range(1, 20), 20, 21, 31]
 
