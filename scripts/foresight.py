@@ -317,14 +317,31 @@ def headline(runs: Sequence[Judged], which: str) -> str:
 | | |
 |---|---|
 | deaths that build up | {len(building)} |
-| … warned of, {LEAD} steps ahead or more | **{len(early) / max(1, len(building)):.0%}** ({len(early)}) |
+| … warned of, {LEAD} steps ahead or more | **{len(early) / max(1, len(building)):.0%}** ({len(early)}); {interval(len(early), len(building))} |
 | … warned of at all | {sum(n is not None for n in leads)} |
 | lead in steps: median (quartiles) | {middle:.0f} ({low:.0f} to {high:.0f}) |
 | lead as a share of the run: median (quartiles) | {half:.0%} ({least:.0%} to {most:.0%}) |
 | deaths without build-up | {len(sudden)}, of which {in_time} warned of {LEAD} steps ahead |
 | healthy runs | {len(healthy)} |
-| false warnings | **{false}** in {steps:,} healthy steps: {100_000 * false / max(1, steps):.1f} per 100,000 |
+| false warnings | **{false}** in {steps:,} healthy steps: {100_000 * false / max(1, steps):.1f} per 100,000, {100_000 * most_of(false) / max(1, steps):.1f} at most |
 | warnings more than {TOO_EARLY} steps before a death | {early_on} |"""
+
+
+def interval(found: int, of: int) -> str:
+    """The 95 % interval of a share (Wilson), as if runs were independent."""
+    z, n = 1.96, max(1, of)
+    p = found / n
+    middle, wide = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low, high = ((middle + side * wide) / (1 + z * z / n) for side in (-1, 1))
+    return f"95% interval {low:.0%} to {high:.0%}"
+
+
+def most_of(count: int) -> float:
+    """The largest number of events to be expected, with a confidence of 95 %, when so many came (Poisson)."""
+    most = 0.0
+    while math.exp(-most) * sum(most**i / math.factorial(i) for i in range(count + 1)) > 0.05:
+        most += 0.01
+    return most
 
 
 def by_family(runs: Sequence[Judged]) -> str:
@@ -334,7 +351,7 @@ def by_family(runs: Sequence[Judged]) -> str:
         building = [r for r in mine if r.builds_up]
         early = sum((r.lead("forecast", WARN) or 0) >= LEAD for r in building)
         sudden = sum(r.run.death is not None and not r.builds_up for r in mine)
-        false = sum(r.false("forecast", WARN) for r in mine)
+        false = sum(r.false("forecast", WARN) for r in mine if r.run.death is None)
         healthy = sum(r.run.death is None for r in mine)
         rows.append(f"| {family} | {group(family)} | {len(building)} | {early} | {sudden} | {healthy} | {false} |")
     head = "| family | | deaths that build up | warned of in time | other deaths | healthy runs | false warnings |"
