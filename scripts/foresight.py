@@ -310,6 +310,8 @@ def headline(runs: Sequence[Judged], which: str) -> str:
     shares = [n / r.length for n, r in zip(leads, building, strict=True) if n is not None and n >= LEAD]
     sudden = [r.lead("forecast", WARN) for r in deaths if not r.builds_up]
     in_time = sum(n is not None and n >= LEAD for n in sudden)
+    share = f"**{len(early) / max(1, len(building)):.0%}** ({len(early)}); {interval(len(early), len(building))}"
+    rate, most = (100_000 * n / max(1, steps) for n in (false, most_of(false)))
     low, middle, high = np.percentile(early, [25, 50, 75]) if early else (math.nan,) * 3
     least, half, most = np.percentile(shares, [25, 50, 75]) if shares else (math.nan,) * 3
     return f"""### Families {which}
@@ -317,13 +319,13 @@ def headline(runs: Sequence[Judged], which: str) -> str:
 | | |
 |---|---|
 | deaths that build up | {len(building)} |
-| … warned of, {LEAD} steps ahead or more | **{len(early) / max(1, len(building)):.0%}** ({len(early)}); {interval(len(early), len(building))} |
+| … warned of, {LEAD} steps ahead or more | {share} |
 | … warned of at all | {sum(n is not None for n in leads)} |
 | lead in steps: median (quartiles) | {middle:.0f} ({low:.0f} to {high:.0f}) |
 | lead as a share of the run: median (quartiles) | {half:.0%} ({least:.0%} to {most:.0%}) |
 | deaths without build-up | {len(sudden)}, of which {in_time} warned of {LEAD} steps ahead |
 | healthy runs | {len(healthy)} |
-| false warnings | **{false}** in {steps:,} healthy steps: {100_000 * false / max(1, steps):.1f} per 100,000, {100_000 * most_of(false) / max(1, steps):.1f} at most |
+| false warnings | **{false}** in {steps:,} healthy steps: {rate:.1f} per 100,000, {most:.1f} at most |
 | warnings more than {TOO_EARLY} steps before a death | {early_on} |"""
 
 
