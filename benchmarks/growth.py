@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanproof import Guard
+from nanproof import Guard, Policy
 from nanproof.logs import read
 
 PACKAGES = ("torch", "numpy")
@@ -57,7 +57,7 @@ def step_times(tensors: int, each: int, seconds: float) -> dict[str, list[float]
         model = Bag(tensors, each)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=True)
         if name == "guarded":
-            guard = Guard(model, optimizer, max_norm=1.0, snapshot_every=None)
+            guard = Guard(model, optimizer, max_norm=1.0, policy=Policy(snapshot_every=None))
             runs[name] = lambda guard=guard, model=model: guard.step(model)
         else:
             runs[name] = lambda model=model, optimizer=optimizer: plain_step(model, optimizer)
@@ -133,7 +133,7 @@ def on_rank(rank: int, world: int, backend: str, store: str, out: Any) -> None:
 
     bare, other = make()
     model, optimizer = make()
-    guard = Guard(model, optimizer, max_norm=1.0, snapshot_every=None)
+    guard = Guard(model, optimizer, max_norm=1.0, policy=Policy(snapshot_every=None))
 
     def plain() -> None:
         loss(bare).backward()

@@ -21,7 +21,7 @@ from measure import Ratio, Times, count, cpu_seconds, interleave, ratio, summed,
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nanproof import Guard
+from nanproof import Guard, Policy
 from nanproof.guard.foresight import BEGINNING
 
 LAYERS, HEADS, CONTEXT, BATCH = 4, 4, 64, 2
@@ -238,7 +238,7 @@ def measure_guard(folder: Path, seconds: float) -> Cost:
         PLAIN: plain(),
         AGAIN: plain(),
         EXACT: guarded(folder / "exact"),
-        OFF: guarded(folder / "off", snapshot_every=None),
+        OFF: guarded(folder / "off", policy=Policy(snapshot_every=None)),
         FUSED: plain(fused=True),
         LATE: guarded(folder / "late", fused=True, timing="deferred"),
     }

@@ -88,6 +88,8 @@ def rate(schedule: str, step: int, steps: int) -> float:
             return warm
         case "restarts":  # cosine with warm restarts: the rate jumps back up five times
             return 0.5 + 0.5 * math.cos(math.pi * (step % (steps // 5)) / (steps // 5))
+        case "late":  # a warm-up over two thirds of the run: the rate at which it breaks comes slowly
+            return min(1.0, (step + 1) / 400)
         case "climbing":  # doubled every forty steps: a warm-up that nobody has set an end to
             return 2.0 ** (step / 40)
         case "steps":  # divided by ten at half time and at three quarters

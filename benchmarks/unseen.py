@@ -1,10 +1,9 @@
-"""Families of small trainings, dying and healthy, that no version of the forecast has seen before it was finished.
+"""Families of small trainings, dying and healthy, that were new when the forecast was first reported on by them.
 
     for training in DYING: ...
     for training in CALM: ...
 
-Each was written when those before it had been reported on. `scripts/foresight.py` reports apart on those that are not
-in `REPORTED`: of these, nobody had looked at a curve, and nothing in the forecast was changed after their report.
+It has been changed since.
 """
 
 from __future__ import annotations
@@ -238,9 +237,6 @@ def tree(batch: int = 16, depth: int = 4, normed: bool = True) -> Task:
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-REPORTED = frozenset({"writer", "segment", "towers", "a2c", "neighbors", "counts"})
-"""Families that were reported on before the forecast was last changed; the others came after that report."""
 
 DYING: tuple[Training, ...] = (
     _climb(adapter, 1e-3),

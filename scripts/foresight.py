@@ -4,15 +4,13 @@ python scripts/foresight.py             # what `make foresight` does; resumes wh
 python scripts/foresight.py --report    # only the report, of what was recorded before
 
 Every run is recorded once, unguarded, by the parts that a guard reads with; the forecast then reads the recorded
-numbers in the guard's own cadence. The families are split: the constants of `nanproof/forecast.py` were chosen by some,
-others were looked at while it was written, those of `benchmarks/fresh.py` and some of `benchmarks/unseen.py` were
-reported on before it was last changed, and the rest of `benchmarks/unseen.py` never.
+numbers in the guard's own cadence. The families of `benchmarks/first_look.py` were written before the last change of
+`nanproof/forecast.py` and first looked at after it; the others were known.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import math
 import os
@@ -33,15 +31,14 @@ from trainings import Training
 from nanproof.cases.catalogue import find_all
 from nanproof.files import make_folder
 from nanproof.forecast import CALM, WARN, Forecast
+from nanproof.guard.foresight import BEGINNING, Cadence
+from nanproof.guard.options import Watch
 
-TUNED = {"regression", "recurrent", "elman", "bootstrap", "wasserstein", "residual", "image", "finetune", "rare"}
-SEEDS = {"unseen": (3, 4), "fresh": (2, 2), "dying": (1, 2)}
+SEEDS = {"first_look": (3, 3), "unseen": (2, 3), "fresh": (2, 2), "dying": (1, 2)}
 """Seeds of every dying and every healthy setting, by the module that it is in."""
-UNSEEN, REPORTED, LOOKED, TUNED_ON = "never looked at", "reported on before", "looked at", "tuned on"
+NEW, KNOWN = "never looked at", "known before"
 SEEDS_ORIGINAL = 3
 STEPS, SLOW = 600, {"text": 300, "ppo": 300, "eager": 300, "patches": 300}
-EVERY, BEGINNING, OUTPUTS = 10, 20, 8
-"""As the guard reads by default: `Watch.every`, `foresight.BEGINNING`, `Watch.automatic`."""
 LEAD, TOO_EARLY = 10, 300
 """A warning counts when the run dies between so many steps after it; one that comes earlier is a false one."""
 
@@ -191,25 +188,32 @@ def judge(run: Recorded) -> Judged:
 
 def risks(run: Recorded) -> np.ndarray:
     """The risk at every step, with the readings that the guard would have made."""
-    outputs = [k for k in run.series if k.startswith(("absmax/", "column/"))]
-    room = {
-        k: math.log(run.limits.get(k, 3.4e38) / v) for k in outputs if 0 < (v := float(run.series[k][0])) < math.inf
-    }
-    outputs = sorted(room, key=lambda k: room[k])[:OUTPUTS] or outputs
-    outputs += [k for k in run.series if k.startswith("logits/")]
-    outputs += [k for k in run.series if k.startswith("grad_norm/")]
-    updates = [k for k in run.series if k.startswith("update_ratio/")]
-    free = [k for k in ("loss", "grad_norm", "scale") if k in run.series]
-    logged = not updates  # a log is read as it is
-    forecast, found = Forecast(), []
+    columns = [k for k in run.series if k.startswith("column/")]  # a log is read as it is
+    modules = chosen(run)
+    gradients, updates = ([k for k in run.series if k.startswith(kind)] for kind in ("grad_norm/", "update_ratio/"))
+    free = [k for k in ("loss", "grad_norm", "scale") if k in run.series] + columns
+    forecast, cadence, sampled, found = Forecast(), Cadence(Watch().every), False, []
     for step in range(run.death if run.death is not None else run.steps):
-        names = list(free)
-        read = logged or step < BEGINNING or forecast.look_closer
-        names += outputs if read or step % EVERY == 0 else []
-        names += updates if read or step % EVERY == 1 else []
+        cadence.next(step, closer=forecast.look_closer, names=modules)
+        read = modules if cadence.modules is None else cadence.modules
+        names = free + [k for kind in ("absmax/", "logits/") for m in read if (k := kind + m) in run.series]
+        names += gradients if cadence.on else []
+        names += updates if sampled and cadence.sampled else []  # the difference between two samples
+        sampled = cadence.sampled
         forecast.read(step, {k: float(run.series[k][step]) for k in names}, run.limits)
         found.append(forecast.risk)
     return np.array(found)
+
+
+def chosen(run: Recorded) -> list[str]:
+    """The modules that the guard would watch: those with the least headroom in the first step."""
+    room = {}
+    for name, values in run.series.items():
+        kind, _, module = name.partition("/")
+        if kind == "absmax" and 0 < (first := float(values[0])) < math.inf:
+            room[module] = math.log(run.limits.get(name, 3.4e38) / first)
+    nearest = sorted(room, key=lambda m: room[m])[: Watch().automatic]
+    return [*dict.fromkeys([*nearest, *(k[7:] for k in run.series if k.startswith("logits/"))])]
 
 
 def builds_up(run: Recorded) -> bool:
@@ -270,10 +274,8 @@ USUAL["loss-scale halvings in 100 steps"] = 1
 
 
 def report(runs: Sequence[Judged], lived: Sequence[Judged]) -> str:
-    groups = {
-        which: [r for r in runs if group(r.run.family) == which] for which in (UNSEEN, REPORTED, LOOKED, TUNED_ON)
-    }
-    unseen = groups[UNSEEN]
+    groups = {which: [r for r in runs if group(r.run.family) == which] for which in (NEW, KNOWN)}
+    new = groups[NEW]
     dead = [r for r in runs if r.run.death is not None]
     warned = sum(bool(r.warnings("forecast", WARN)) for r in lived)
     there, wanted = len(runs) + len(lived), len(planned()) + SEEDS_ORIGINAL * len(find_all())
@@ -285,36 +287,31 @@ def report(runs: Sequence[Judged], lived: Sequence[Judged]) -> str:
         f" die and lived, and {warned} of them were warned of; they count as neither.{took}",
         *(headline(found, which) for which, found in groups.items() if found),
         by_family(runs),
-        roc(unseen),
-        missed(unseen),
+        roc(new),
+        missed(new),
     ]
     return "\n\n".join(parts)
 
 
-@functools.cache
-def families(module: str) -> frozenset[str]:
-    found = importlib.import_module(module)
-    return frozenset(t.family for t in (*found.DYING, *found.CALM))
-
-
 def group(family: str) -> str:
-    """What was known of a family when the forecast was written."""
-    reported = families("fresh") | importlib.import_module("unseen").REPORTED
-    if family in families("unseen") - reported:
-        return UNSEEN
-    return REPORTED if family in reported else TUNED_ON if family in TUNED else LOOKED
+    """Whether a family was known when the forecast was last changed."""
+    import first_look
+
+    return NEW if family in {t.family for t in (*first_look.DYING, *first_look.CALM)} else KNOWN
 
 
 def headline(runs: Sequence[Judged], which: str) -> str:
     deaths = [r for r in runs if r.run.death is not None]
     building, healthy = [r for r in deaths if r.builds_up], [r for r in runs if r.run.death is None]
-    steps = sum(r.length for r in runs)
-    false = sum(r.false("forecast", WARN) for r in runs)
+    steps = sum(r.length for r in healthy)
+    false, early_on = (sum(r.false("forecast", WARN) for r in which) for which in (healthy, deaths))
     leads = [r.lead("forecast", WARN) for r in building]
     early = [n for n in leads if n is not None and n >= LEAD]
     shares = [n / r.length for n, r in zip(leads, building, strict=True) if n is not None and n >= LEAD]
     sudden = [r.lead("forecast", WARN) for r in deaths if not r.builds_up]
     in_time = sum(n is not None and n >= LEAD for n in sudden)
+    share = f"**{len(early) / max(1, len(building)):.0%}** ({len(early)}); {interval(len(early), len(building))}"
+    rate, most = (100_000 * n / max(1, steps) for n in (false, most_of(false)))
     low, middle, high = np.percentile(early, [25, 50, 75]) if early else (math.nan,) * 3
     least, half, most = np.percentile(shares, [25, 50, 75]) if shares else (math.nan,) * 3
     return f"""### Families {which}
@@ -322,13 +319,31 @@ def headline(runs: Sequence[Judged], which: str) -> str:
 | | |
 |---|---|
 | deaths that build up | {len(building)} |
-| … warned of, {LEAD} steps ahead or more | **{len(early) / max(1, len(building)):.0%}** ({len(early)}) |
+| … warned of, {LEAD} steps ahead or more | {share} |
 | … warned of at all | {sum(n is not None for n in leads)} |
 | lead in steps: median (quartiles) | {middle:.0f} ({low:.0f} to {high:.0f}) |
 | lead as a share of the run: median (quartiles) | {half:.0%} ({least:.0%} to {most:.0%}) |
 | deaths without build-up | {len(sudden)}, of which {in_time} warned of {LEAD} steps ahead |
 | healthy runs | {len(healthy)} |
-| false warnings | **{false}** in {steps:,} steps: {100_000 * false / max(1, steps):.2f} per 100,000 |"""
+| false warnings | **{false}** in {steps:,} healthy steps: {rate:.1f} per 100,000, {most:.1f} at most |
+| warnings more than {TOO_EARLY} steps before a death | {early_on} |"""
+
+
+def interval(found: int, of: int) -> str:
+    """The 95 % interval of a share (Wilson), as if runs were independent."""
+    z, n = 1.96, max(1, of)
+    p = found / n
+    middle, wide = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low, high = ((middle + side * wide) / (1 + z * z / n) for side in (-1, 1))
+    return f"95% interval {low:.0%} to {high:.0%}"
+
+
+def most_of(count: int) -> float:
+    """The largest number of events to be expected, with a confidence of 95 %, when so many came (Poisson)."""
+    most = 0.0
+    while math.exp(-most) * sum(most**i / math.factorial(i) for i in range(count + 1)) > 0.05:
+        most += 0.01
+    return most
 
 
 def by_family(runs: Sequence[Judged]) -> str:
@@ -338,7 +353,7 @@ def by_family(runs: Sequence[Judged]) -> str:
         building = [r for r in mine if r.builds_up]
         early = sum((r.lead("forecast", WARN) or 0) >= LEAD for r in building)
         sudden = sum(r.run.death is not None and not r.builds_up for r in mine)
-        false = sum(r.false("forecast", WARN) for r in mine)
+        false = sum(r.false("forecast", WARN) for r in mine if r.run.death is None)
         healthy = sum(r.run.death is None for r in mine)
         rows.append(f"| {family} | {group(family)} | {len(building)} | {early} | {sudden} | {healthy} | {false} |")
     head = "| family | | deaths that build up | warned of in time | other deaths | healthy runs | false warnings |"
@@ -348,16 +363,16 @@ def by_family(runs: Sequence[Judged]) -> str:
 def roc(runs: Sequence[Judged]) -> str:
     """The share of deaths warned of in time, at the threshold that allows so many false warnings."""
     allowed = (1, 5, 20, 100)
-    building, steps = [r for r in runs if r.builds_up], sum(r.length for r in runs)
+    building, healthy = [r for r in runs if r.builds_up], [r for r in runs if r.run.death is None]
     rows = []
     for name, usual in USUAL.items():
-        curve = [point(runs, building, steps, name, t) for t in thresholds(runs, name)]
-        at = point(runs, building, steps, name, usual)
+        curve = [point(healthy, building, name, t) for t in thresholds(runs, name)]
+        at = point(healthy, building, name, usual)
         best = [max((y for x, y in curve if x <= limit), default=0.0) for limit in allowed]
         rows.append(
             f"| {name} | {usual:g}: {at[1]:.0%} at {at[0]:.1f} | " + " | ".join(f"{y:.0%}" for y in best) + " |"
         )
-    head = "| detector | as usually set: share of deaths at false warnings per 100,000 steps | " + " | ".join(
+    head = "| detector | as usually set: share of deaths at false warnings per 100,000 healthy steps | " + " | ".join(
         f"≤ {n}" for n in allowed
     )
     return "### Against simple rules, on families never looked at\n\n" + "\n".join(
@@ -371,9 +386,11 @@ def thresholds(runs: Iterable[Judged], name: str) -> list[float]:
     return sorted(set(np.quantile(values, 1 - np.logspace(-5, -0.3, 40)).tolist())) if len(values) else [1.0]
 
 
-def point(runs: Sequence[Judged], building: Sequence[Judged], steps: int, name: str, t: float) -> tuple[float, float]:
-    false = sum(r.false(name, t) for r in runs)
-    return 100_000 * false / steps, sum((r.lead(name, t) or 0) >= LEAD for r in building) / max(1, len(building))
+def point(healthy: Sequence[Judged], building: Sequence[Judged], name: str, t: float) -> tuple[float, float]:
+    """False warnings per 100,000 healthy steps, and the share of deaths warned of in time, at a threshold."""
+    false, steps = sum(r.false(name, t) for r in healthy), sum(r.length for r in healthy)
+    found = sum((r.lead(name, t) or 0) >= LEAD for r in building)
+    return 100_000 * false / max(1, steps), found / max(1, len(building))
 
 
 def missed(runs: Sequence[Judged]) -> str:

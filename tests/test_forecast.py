@@ -70,7 +70,7 @@ def test_an_update_as_large_as_the_weights_is_trouble_without_any_history() -> N
     assert warnings([0.02] * 100, "update_ratio/w", None) == []
     found = warnings([0.4] * 100, "update_ratio/w", None)
     assert len(found) == 1
-    assert "each update changes w by 40% of its size (healthy: below 10%)" in str(found[0])
+    assert "each update changes w by 40% of its size (healthy: below 5%)" in str(found[0])
 
 
 def test_weights_that_begin_at_zero_are_not_at_risk() -> None:

@@ -23,7 +23,7 @@ Severity = Literal["warning", "critical"]
 WARN, CRITICAL, CLOSER = 0.65, 0.9, 0.2
 """The risk from which a warning is due; the one from which it is urgent; the one from which to read at every step."""
 
-SMOOTH, GAP, TREND, LEAST = 5, 10, 16, 20
+SMOOTH, GAP, TREND, LEAST = 5, 10, 16, 16
 """Readings that make up a level; the newest that are not history yet; those of a trend; those needed at all."""
 SUSTAINED = 3
 """Readings in a row that must be at risk: the lowest of them counts."""
@@ -61,7 +61,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "absmax": Quantity(words="the largest output{}"),
     "logits": Quantity(words="the largest attention logit{}"),
     "column": Quantity(words=""),
-    "update_ratio": Quantity(words="the update{}", limit=1.0, margin=math.inf, high=0.1),
+    "update_ratio": Quantity(words="the update{}", limit=1.0, margin=math.inf, high=0.05),
     "scale": Quantity(words="the loss scale", limit=1.0, far=math.inf, falls=True),
     "entropy": Quantity(words="the entropy", limit=0.01, far=math.inf, falls=True),
 }
@@ -123,11 +123,16 @@ class EarlyWarning:
 
     step: int
     risk: float
-    severity: Severity
-    trends: tuple[Trend, ...]
+    reason: str
+    trends: tuple[Trend, ...] = ()
+    """None where another rank has seen them."""
+
+    @property
+    def severity(self) -> Severity:
+        return "critical" if self.risk >= CRITICAL else "warning"
 
     def __str__(self) -> str:
-        return "; ".join(map(str, self.trends[:2]))
+        return self.reason
 
     def to_json(self) -> dict[str, object]:
         """For the log: the sentence, and what a chart needs to draw the forecast."""
@@ -136,7 +141,7 @@ class EarlyWarning:
             "step": self.step,
             "risk": round(self.risk, 4),
             "severity": self.severity,
-            "reason": str(self),
+            "reason": self.reason,
             "trends": drawn,
         }
 
@@ -206,11 +211,16 @@ class Forecast:
                 self._said = None
             return None
         self._calm = 0
-        severity: Severity = "critical" if self.risk >= CRITICAL else "warning"
-        if self._said is not None and (self._said.severity == "critical" or severity == "warning"):
+        reason = "; ".join(map(str, self.trends[:2]))
+        found = EarlyWarning(step=step, risk=self.risk, reason=reason, trends=self.trends)
+        if self._said is not None and (self._said.severity == "critical" or found.severity == "warning"):
             return None
-        self._said = EarlyWarning(step=step, risk=self.risk, severity=severity, trends=self.trends)
-        return self._said
+        self._said = found
+        return found
+
+    def know(self, warning: EarlyWarning) -> None:
+        """Somebody else has said this of the run: it is not said again."""
+        self._said, self._calm = warning, 0
 
 
 class _Series:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanproof import Guard, Policy
+from nanproof import Guard, Policy, diagnose
+from nanproof.diagnosing.text import as_text
 from nanproof.errors import GuardStop, UsageError
 from nanproof.guard.attention import COMPILES, Logits
 from nanproof.guard.foresight import Outputs
 from nanproof.guard.options import Watch
 from nanproof.guard.precursors import SAMPLE, Part, Precursors
+from support.ranks import on_ranks
 from support.runs import seed_everything
 
 
@@ -117,6 +119,13 @@ def test_a_large_matrix_is_sampled_evenly() -> None:
         w.view(-1)[1::10] += 1.0  # between the samples: not seen
         w.view(-1)[::10] *= 2.0
     assert read(precursors.sample(1))["update_ratio/w"] == pytest.approx(1.0)
+
+
+def test_a_matrix_of_one_element_that_crosses_zero_is_not_at_risk() -> None:
+    tiny, w = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(4, 4))
+    precursors = Precursors([("tiny", tiny), ("w", w)], [])
+    read(precursors.sample(0))
+    assert set(read(precursors.sample(1))) == {"update_ratio/w", "unmoved"}
 
 
 def test_the_share_of_elements_that_do_not_move() -> None:
@@ -298,17 +307,17 @@ def test_compiled_code_stays_compiled(kind: str) -> None:
 def test_every_micro_batch_of_a_step_counts(tmp_path: Path) -> None:
     """The largest of all of them, and the update after a step that was read."""
     seed_everything()
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model = nn.Sequential(nn.Linear(1, 16, bias=False), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     before = math.nan
     with Guard(model, optimizer, run_dir=tmp_path, accumulate=2) as guard:
         for step in range(32):
-            before = model[0].weight.item() if step == 30 else before
+            before = model[0].weight.abs().max().item() if step == 30 else before
             for value in (5.0, 1.0):
                 guard.step(lambda v=value: model(torch.full((2, 1), v)).square().mean())
     lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
-    assert steps[30]["absmax/0"] == pytest.approx(abs(5.0 * before), rel=1e-5), "not that of the last micro-batch"
+    assert steps[30]["absmax/0"] == pytest.approx(5.0 * before, rel=1e-5), "not that of the last micro-batch"
     assert [i for i, line in enumerate(steps) if "absmax/0" in line] == [*range(20), 20, 30]
     assert [i for i, line in enumerate(steps) if "update_ratio" in line] == [*range(1, 20), 20, 21, 31]
 
@@ -404,9 +413,14 @@ def test_a_snapshot_is_taken_and_the_next_checkpoint_is_kept(tmp_path: Path) -> 
     guard.close()
 
 
-def test_the_policy_may_stop_at_a_warning() -> None:
+def test_the_policy_may_stop_at_a_warning(tmp_path: Path) -> None:
     with pytest.raises(GuardStop, match="the policy stops at a warning: each update changes"):
-        dying(policy=Policy(on_warning="stop"))
+        dying(tmp_path, policy=Policy(on_warning="stop"))
+    lines = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    last = lines[-1]
+    assert (last["verdict"], last["action"], last["loss"], last["grad_norm"]) == ("forecast", "stop", None, None)
+    assert all(line["loss"] is not None for line in lines[:-1] if "loss" in line), "the step itself was good"
+    assert "NaN" not in as_text(diagnose(tmp_path))
 
 
 def test_the_policy_may_let_islands_open() -> None:
@@ -451,3 +465,63 @@ def test_a_step_with_forward_mode_derivatives_is_guarded() -> None:
 
     targets = [torch.ones(4, 1) * (float("nan") if i == 3 else 1) for i in range(6)]
     assert [guard.step(lambda t=t: loss(t)).ok for t in targets] == [True, True, True, False, True, True]
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def warned_on_one(rank: int, share: str, timing: str) -> dict[str, tuple[str, int, int, str, bool, list[str]]]:
+    """Rank 1 alone sees its entropy fall: for each policy how the run ended, and what this rank did and said."""
+    found = {}
+    for how in ("snapshot", "heal", "stop"):
+        seed_everything()
+        model = nn.parallel.DistributedDataParallel(small())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, fused=True)
+        policy: Any = Policy(on_warning=how, share=share, snapshot_every=10_000)  # type: ignore[arg-type]
+        guard = Guard(model, optimizer, policy=policy, timing=timing)  # type: ignore[arg-type]
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record, said=said: said.append(record.getMessage())  # type: ignore[method-assign,misc]
+        logging.getLogger("nanproof").addHandler(handler)
+        stopped, before = "", 0
+        try:
+            for step in range(60):
+                before = guard._context.snapshots.count if step == 30 else before
+                if rank == 1:
+                    guard.observe("entropy", 0.7 * 0.9 ** max(0, step - 30), limit=0.005)
+                guard.step(lambda model=model: model(torch.ones(2, 4)).square().mean())
+        except GuardStop as error:
+            stopped = str(error)
+        logging.getLogger("nanproof").removeHandler(handler)
+        taken, pinned = guard._context.snapshots.count - before, guard._context.checkpoints.pin_next
+        guard.close()
+        early = [s for s in said if "early warning" in s]
+        found[how] = stopped, guard.tally.steps, taken, guard._engine.healer.mode, pinned, early
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timing", ["exact", "deferred"])
+def test_ranks_answer_a_warning_of_one_of_them_together(timing: str) -> None:
+    both = on_ranks(warned_on_one, "flags", timing)
+    for how, first in both[0].items():
+        second = both[1][how]
+        assert first[1:5] == second[1:5], "the same step, the same snapshots, the same mode"
+        assert len(first[5]) == 1
+        assert "early warning: on rank 1: the entropy falls by 10% per step and reaches 0.005" in first[5][0]
+        assert second[5] == [], "the first rank speaks for all"
+        assert first[4], "the rank that saves checkpoints keeps the next one"
+        assert ("on rank 1" in first[0]) == bool(second[0]) == (first[1] < 60) == (how == "stop")
+        assert bool(first[2]) == (how != "stop")
+        assert (first[3] == "open") == (how == "heal")
+
+
+@pytest.mark.slow
+def test_a_rank_that_tells_the_others_nothing_stops_and_heals_nothing_alone() -> None:
+    both = on_ranks(warned_on_one, "gradients", "exact")
+    for how in ("heal", "stop"):
+        for rank in (0, 1):
+            stopped, steps, _, mode, pinned, _ = both[rank][how]
+            assert (stopped, steps) == ("", 60)
+            assert mode != "open"
+            assert pinned == (rank == 1)

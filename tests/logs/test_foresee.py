@@ -77,3 +77,48 @@ def test_diagnose_tells_it(tmp_path: Path) -> None:
     said = " ".join(as_text(diagnose(log)).split())
     assert "early warning: max_activation grows 1.15 × per step and reaches 65,504 in about" in said
     assert "run.csv: likely to break soon: max_activation grows" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "act_max",
+        "act/max/layer1",
+        "max_act",
+        "train/activations.std",
+        "residual_norm",
+        "resid_rms",
+        "output_max/blocks.2",
+        "features/rms",
+        "amax/h.3",
+        "attn_logits/max",
+        "qk_logits_max",
+        "debug/abs_max",
+        "hidden_states_norm",
+    ],
+)
+def test_statistics_of_activations_are_known_by_their_words(tmp_path: Path, name: str) -> None:
+    rows = [{name if k == "max_activation" else k: v for k, v in row.items()} for row in growing(150)]
+    (first, *_) = foresee(read(write(tmp_path / "run.csv", rows))).warnings
+    assert str(first).startswith(f"{name} grows 1.15 ×")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "activation_memory",
+        "peak_activation_mb",
+        "activation_sparsity",
+        "actor_max",
+        "output_tokens_max",
+        "reward_max",
+        "max_steps",
+        "feature_loss",
+        "gpu_max_mem",
+        "param_norm",
+        "val_cross_entropy",
+    ],
+)
+def test_what_else_grows_is_no_activation(tmp_path: Path, name: str) -> None:
+    rows = [{name if k == "max_activation" else k: v for k, v in row.items()} for row in growing(150)]
+    assert foresee(read(write(tmp_path / "run.csv", rows))).warnings == []

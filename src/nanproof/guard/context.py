@@ -116,7 +116,7 @@ class Context(Boundary):
     def stop(self, verdict: Verdict, reason: str) -> NoReturn:
         """End the run on purpose; from then on every call raises the same `GuardStop`."""
         action = Action(kind="stop", reason=reason)
-        self.tally.count(verdict, action)
+        self.tally.count(verdict, action, step=verdict.kind != "forecast")  # that was a good step
         self.tell("step_ended", Reading.unread(verdict.step), verdict, action, self.tally.updates)
         good = self.checkpoints.last_good
         self.end()

@@ -36,6 +36,8 @@ class EarlyWarnings:
         self.foresight = Foresight(context.training, watch)
         self._motion = Motion(context.training.parameters, watch.still_after)
         self._chance, self._dead, self._still = watch.chance, 0, False
+        self.untold: EarlyWarning | None = None
+        """A warning of this rank that the others do not know yet."""
 
     def read(self, gradients: Sequence[tuple[str, nn.Parameter | Tensor]], norms: Tensor | None) -> list[Part]:
         """What is to be sent with the step's other numbers."""
@@ -97,12 +99,39 @@ class EarlyWarnings:
             return "the loss scaler has skipped steps"
         return "updates were made and changed nothing: the optimizer may hold other parameters than the model's"
 
-    def answer(self, early: EarlyWarning) -> None:
-        """The run is likely to break soon: say so, and do what the policy wants; the step itself stays as it is."""
+    def share(self, early: EarlyWarning | None, step: OpenStep) -> EarlyWarning | None:
+        """The warning, if this rank answers it by itself; else the others are told with the next step."""
+        ranks = self._context.ranks
+        early, self.untold = early or self.untold, None
+        if ranks.alone or ranks.share != "flags" or step.local:
+            return early
+        self.untold = early
+        return None
+
+    def hear(self, rank: int) -> EarlyWarning | None:
+        """The warning of this rank, on every rank; all of them come here in the same step."""
+        mine, self.untold = self.untold, None
+        told = (round(mine.risk * 1e6), f"{mine.step} {mine}") if mine is not None else (0, "")
+        ranks = self._context.ranks
+        risk, text = ranks.hear(rank, *told)
+        if rank == ranks.rank and mine is not None:
+            return mine
+        step, _, reason = text.partition(" ")
+        if not reason:  # deferred timing: it was told before the last answer
+            return None
+        early = EarlyWarning(step=int(step), risk=risk / 1e6, reason=f"on rank {rank}: {reason}")
+        self.foresight.know(early)
+        return early
+
+    def answer(self, early: EarlyWarning, *, together: bool) -> None:
+        """The run is likely to break soon: say so, and do what the policy wants; the step itself stays as it is.
+
+        ``together``: every rank answers it after the same step.
+        """
         context = self._context
         how, said = context.policy.on_warning, f"{early}; risk {early.risk:.2f}"
-        if how in ("heal", "stop") and not context.ranks.alone:
-            how = "snapshot"  # forecasts are each rank's own, and what all ranks must do together all must agree on
+        if how in ("heal", "stop") and not together:
+            how = "snapshot"  # what all ranks must do together all must agree on
         verdict = Verdict(kind="forecast", step=early.step, names=tuple(t.name for t in early.trends[:3]))
         done = ""
         if how != "nothing":

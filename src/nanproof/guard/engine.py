@@ -185,6 +185,7 @@ class Engine:
                 norm=norm,
                 state=step.state_is_bad,
                 snapshot=context.snapshots.overdue,
+                warning=self.warnings.untold is not None,
                 failed=failed,
             )
         except Exception as error:
@@ -234,6 +235,8 @@ class Engine:
         if "failed" in seen.shared:
             raise PeerFailed(f"the guard failed on rank {seen.rank}")
         step.snapshot_agreed = "snapshot" in seen.shared
+        if "warning" in seen.shared:  # all ranks know it, so all of them come here
+            step.warned = self.warnings.hear(seen.shared["warning"])
         nothing_shared = ranks.alone or step.local or ranks.share == "gradients"
         if "state" in seen.shared or (step.state_is_bad and nothing_shared):
             diverged = self.healer.diverged and not context.training.nonfinite()
@@ -328,8 +331,10 @@ class Engine:
             self._account_update(step)
         reading, early, warning = self.warnings.look(step, decision)
         context.tell("step_ended", reading, verdict, action, context.tally.updates)
-        if early is not None:
-            self.warnings.answer(early)
+        if step.warned is not None:
+            self.warnings.answer(step.warned, together=True)
+        if (own := self.warnings.share(early, step)) is not None:
+            self.warnings.answer(own, together=context.ranks.alone)
         return warning or verdict
 
     def _account_update(self, step: OpenStep) -> None:

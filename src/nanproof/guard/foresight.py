@@ -45,6 +45,28 @@ _BY_MATRIX = ("grad_norm", "update_ratio", "g2_over_v")
 _ONLY_LOGGED = ("g2_over_v", "param", "unmoved", "weight_norm")
 
 
+class Cadence:
+    """What is read at a step: everything under suspicion, else every so many steps, and a few modules at a time."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self.on = self.sampled = False
+        """Whether gradients are read; whether weights are: then, too, when they were read a step before."""
+        self.modules: Collection[str] | None = ()
+        """The modules whose outputs are read; None for all."""
+
+    def next(self, step: int, *, closer: bool, names: Sequence[str] | None) -> None:
+        """A step begins; ``names`` are those of the watched modules, None before they are chosen."""
+        closer = closer or step < BEGINNING
+        turn, last = step % self._every, self.on
+        self.on = closer or turn == 0
+        self.sampled = self.on or last
+        self.modules = None
+        if not closer and names is not None:
+            count = max(AT_ONCE, -(-len(names) // self._every))
+            self.modules = tuple(names[turn * count : (turn + 1) * count])
+
+
 class Foresight:
     """Reads chosen outputs, parameters and weight matrices every so many steps, and at every step under suspicion."""
 
@@ -59,14 +81,10 @@ class Foresight:
         self._precursors = Precursors(training.parameters, training.optimizers) if watch.automatic else None
         self._matrices = {n for n, p in training.parameters if p.dim() > 1 and watch.automatic}
         self._gradient_max = training.gradient_max()
-        self._every = watch.every
+        self._cadence = Cadence(watch.every)
         self._forecast = Forecast()
         self._observed: dict[str, Tensor] = {}
         self._step = -1
-        self._on = self._after = False
-        """Whether this step is read; whether the last one was, so that its update is known now."""
-        self._read_now: Collection[str] | None = ()
-        """The modules whose outputs are read in it; None for all."""
 
     @property
     def hooks(self) -> list[RemovableHandle]:
@@ -85,19 +103,12 @@ class Foresight:
     def begin(self, step: int) -> None:
         """A forward pass of the step begins: the only one, or one of several micro-batches."""
         if step != self._step:
-            self._step, last = step, self._on
-            closer = step < BEGINNING or self._forecast.look_closer
-            self._on = closer or step % self._every == 0
-            self._after = last and not self._on
-            self._read_now = None if closer or not self._outputs.chosen else self._turn(step % self._every)
+            self._step = step
+            names = [*dict.fromkeys([*self._outputs.names, *self._logits.names])]
+            closer = self._forecast.look_closer
+            self._cadence.next(step, closer=closer, names=names if self._outputs.chosen else None)
             self._outputs.seen, self._logits.seen = {}, {}
-        self._listen(self._read_now)
-
-    def _turn(self, number: int) -> Collection[str]:
-        """The modules that are read in this one of ``every`` steps: each once, a few at a time."""
-        names = [*dict.fromkeys([*self._outputs.names, *self._logits.names])]
-        count = max(AT_ONCE, -(-len(names) // self._every))
-        return tuple(names[number * count : (number + 1) * count])
+        self._listen(self._cadence.modules)
 
     def _listen(self, names: Collection[str] | None) -> None:
         """Replays pass the same hooks, and are not read."""
@@ -115,21 +126,21 @@ class Foresight:
             named += [(f"absmax/{name}", value) for value in pair]
         named += [(f"logits/{name}", value) for name, value in self._logits.seen.items()]
         found: list[Part] = []
-        if self._on and self._matrices and gradients:
+        if self._cadence.on and self._matrices and gradients:
             if norms is None:
                 gradients = [(n, g) for n, g in gradients if n in self._matrices]
                 named += [(f"grad_norm/{n}", _norm(local_values(g))) for n, g in gradients]
             else:
                 names = [f"grad_norm/{n}" for n, _ in gradients]
                 found.append(Part([norms], functools.partial(_by_name, names)))
-        for name, p in self._params if self._on else ():
+        for name, p in self._params if self._cadence.on else ():
             named.append((f"param/{name}", (p.detach().reshape(()) if p.numel() == 1 else absmax(p))))
             if p.dim() > 1:
                 named.append((f"weight_norm/{name}", _norm(local_values(p))))
         if named:
             names = [name for name, _ in named]
             found.append(Part([value for _, value in named], functools.partial(_by_name, names)))
-        if self._precursors is not None and (self._on or self._after):
+        if self._precursors is not None and self._cadence.sampled:
             sample = self._precursors.sample(self._step)
             found += [sample] if sample is not None else []
         self._listen(())
@@ -167,6 +178,10 @@ class Foresight:
                 logged[f"headroom/{name}"] = room
         warning = self._forecast.read(reading.step, values, limits)
         return dataclasses.replace(reading, watched=logged, risk=round(self._forecast.risk, 4)), warning
+
+    def know(self, warning: EarlyWarning) -> None:
+        """Another rank has warned."""
+        self._forecast.know(warning)
 
     def close(self) -> None:
         self._listen(())

@@ -29,6 +29,8 @@ class Loggers(Observer):
         self._known = [(logger, *_adapt(logger)) for logger in loggers]
 
     def step_ended(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
+        if verdict.kind == "forecast":  # a stop after a good step, whose values were told before
+            return
         self.tell(
             reading.step,
             {

@@ -77,8 +77,8 @@ class Policy:
     """After the deadline: wait on, as the run would without the guard, or stop with exit code 66."""
     on_warning: Literal["snapshot", "heal", "stop", "nothing"] = "snapshot"
     """When the run is likely to break soon: take a snapshot and keep the next checkpoint; besides, let
-    islands open at the first output that leaves its dtype's range; stop with exit code 66; or only say so. On several
-    ranks "heal" and "stop" do what "snapshot" does."""
+    islands open at the first output that leaves its dtype's range; stop with exit code 66; or only say so. Ranks
+    that share flags do it together, a step after one of them has warned; others only ever take a snapshot."""
     on_guard_failure: Literal["continue", "stop"] = "continue"
     """When the guard itself fails: train on under the plainest check, or stop."""
 

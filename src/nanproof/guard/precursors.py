@@ -1,7 +1,7 @@
 """What changes in the weights before a run breaks: the size of updates, the gradient against Adam's second moment.
 
 >>> import torch
->>> w = torch.nn.Parameter(torch.ones(2, 2))
+>>> w = torch.nn.Parameter(torch.ones(4, 4))
 >>> precursors = Precursors([("w", w)], [torch.optim.SGD([w], lr=0.1)])
 >>> precursors.sample(1).now()
 {}
@@ -11,7 +11,8 @@
 
 A sample of each weight matrix and of its second moment is sent with the step's other numbers and compared on the host
 with the one before: no operation of its own on the device, and nothing waits. Biases and gains are left out: they begin
-at zero or one, and an update of their own size is nothing special there.
+at zero or one, and an update of their own size is nothing special there. So are matrices of a few elements: when those
+cross zero, any update is large.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from .readback import Numbers, Part
 from .samples import SAMPLE, place_of, view_of
 
 _TINY = 1e-24
+FEWEST = 16
+"""Elements of a matrix that is looked at."""
 
 
 class Precursors:
@@ -38,7 +41,8 @@ class Precursors:
         self, parameters: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[Optimizer], size: int = SAMPLE
     ) -> None:
         self._size = size
-        self._all = [(n, p) for n, p in parameters if p.dim() >= 2 and p.is_floating_point() and p.requires_grad]
+        trained = [(n, p) for n, p in parameters if p.is_floating_point() and p.requires_grad]
+        self._all = [(n, p) for n, p in trained if p.dim() >= 2 and p.numel() >= FEWEST]
         self._optimizers = optimizers
         self._samples: _Samples | None = None
         self._before: tuple[int, _Samples, Numbers] | None = None

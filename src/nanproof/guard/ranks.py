@@ -31,9 +31,11 @@ from .watchdog import Watchdog
 log = logging.getLogger("nanproof")
 DDP = nn.parallel.DistributedDataParallel
 
-SHARED = ("input", "prediction", "loss", "gradient", "spike", "state", "failed", "snapshot")
-"""What a rank tells the others about a step, as flags; the last is a wish, not a fault."""
-HARMLESS = ("input", "prediction", "snapshot")
+WISHES = ("snapshot", "warning")
+"""What a rank wants the others to join in after the step; no fault of it."""
+SHARED = ("input", "prediction", "loss", "gradient", "spike", "state", "failed", *WISHES)
+"""What a rank tells the others about a step, as flags."""
+HARMLESS = ("input", "prediction", *WISHES)
 JOIN_SECONDS = 60.0
 """How long ranks that nothing keeps in step wait for each other once, at their first step."""
 SAVE_SECONDS = 10.0

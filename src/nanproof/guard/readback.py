@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..losses import Losses
 from ..records import Reading
 from .loss_scale import scale_of
-from .ranks import HARMLESS, SHARED
+from .ranks import HARMLESS, SHARED, WISHES
 from .signals import level_flag
 from .window import Limits
 
@@ -64,8 +64,8 @@ class Readback:
     limits: Limits
     rank: int | None = None
     """The lowest rank that raised the flag nearest to the origin: a bad input before the gradients that it spoiled."""
-    shared: frozenset[str] = frozenset()
-    """What some rank flagged, of `ranks.SHARED` and "apart"."""
+    shared: Mapping[str, int] = field(default_factory=dict)
+    """What some rank flagged, of `ranks.SHARED` and "apart", with the lowest rank that did."""
     early: Sequence[Arrived] = ()
     """Early signs of trouble."""
 
@@ -261,7 +261,8 @@ def _unpack(sent: Sent, world: int) -> Readback:
     if not math.isfinite(numbers["loss"]):  # a bad component beside a finite total has weight zero
         found += [f"loss:{k}" for k, v in parts.items() if not math.isfinite(v)]
         found += [f"loss:micro-batch {k}" for k, v in named("micro:").items() if not math.isfinite(v)]
-    raised = [world - int(shared[k]) for k in SHARED if k != "snapshot" and shared.get(k)]
+    by_rank = {k: world - int(v) for k, v in shared.items() if v}
+    raised = [by_rank[k] for k in SHARED if k in by_rank and k not in WISHES]
     reading = Reading(
         step=sent.step,
         loss=numbers["loss"],
@@ -276,6 +277,6 @@ def _unpack(sent: Sent, world: int) -> Readback:
         reading=reading,
         limits=sent.limits,
         rank=raised[0] if raised else None,
-        shared=frozenset(k for k, v in shared.items() if v),
+        shared=by_rank,
         early=early,
     )

@@ -32,7 +32,7 @@ class Recorder(Observer):
         self.recent.append(reading)
         if self._file is None:
             return
-        unread = verdict.ok or verdict.kind == "guard-failed"
+        unread = verdict.kind in ("ok", "guard-failed", "forecast")
         line = {
             "step": reading.step,
             "update": update,

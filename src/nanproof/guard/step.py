@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..captured import CapturedState
+from ..forecast import EarlyWarning
 from ..losses import Losses
 from ..records import Action, Reading, Verdict
 from ..tensors import is_finite, tensors_in
@@ -95,6 +96,8 @@ class OpenStep:
     """Whether parameters, buffers or moments were found bad, or single micro-batches fail too often."""
     snapshot_agreed: bool = False
     """On several ranks: whether all of them take a snapshot after this step."""
+    warned: EarlyWarning | None = None
+    """On several ranks: the early warning that all of them answer after this step."""
     hyperparameters: tuple[str, ...] = ()
     """Options of the optimizers that were not finite."""
     broken: str = ""

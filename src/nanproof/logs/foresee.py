@@ -20,9 +20,15 @@ POINTS = 5_000
 HALF_MAX = 65504.0
 AHEAD = 200
 """A limit that is further away than so many steps is not drawn: the axis would be all forecast."""
-_OUTPUT = re.compile(r"((.*[/_.])?(max_?)?(activations?|act_max|abs_?max|hidden_norm)([/_.].*)?)", re.I)
-_LOGIT = re.compile(r"(.*[/_.])?max_?(attn_|attention_)?logits?([/_.].*)?", re.I)
-_ENTROPY = re.compile(r"(.*[/_.])?entropy", re.I)
+_WORD = re.compile("[a-z]+")
+_OUTPUT = re.compile(r"\b(activations?|acts?|hidden|residual|resid|features?|outputs?|logits?)\b")
+_SIZE = re.compile(r"\b(max|absmax|amax|abs|norm|rms|std|mean)\b")
+_LARGEST = re.compile(r"\b(activations?|absmax|amax|abs max|max abs)\b")
+_OTHER = re.compile(
+    r"\b(loss|lr|grad|gradient|reward|action|actor|critic|weight|param|memory|mem|mb|gb|bytes|size|length|len|tokens|sec"
+    r"|seconds|time|checkpointing|sparsity|dead|frac|fraction|zeros?|count|num|steps|entropy|scale|error|diff|position)\b"
+)
+"""What makes a column something else, whatever other words are in its name."""
 
 
 class Outlook:
@@ -129,6 +135,17 @@ def _name(column: Column, series: Series) -> str | None:
         ("update_ratio/", "grad_norm/", "absmax/", "logits/")
     ):
         return column.name
-    if _LOGIT.fullmatch(column.name) or _OUTPUT.fullmatch(column.name):
-        return f"column/{column.name}"
-    return "entropy" if _ENTROPY.fullmatch(column.name) else None
+    return _kind(column.name)
+
+
+def _kind(name: str) -> str | None:
+    """What some log means by a name: the size of an activation or an attention logit, an entropy, or nothing known.
+
+    >>> _kind("model/act_max/blocks.3"), _kind("activation_memory"), _kind("rollout/entropy")
+    ('column/model/act_max/blocks.3', None, 'entropy')
+    """
+    words = " ".join(_WORD.findall(name.lower()))
+    if words.endswith("entropy") and "cross" not in words:  # that is a loss
+        return "entropy"
+    found = _LARGEST.search(words) or (_OUTPUT.search(words) and _SIZE.search(words))
+    return f"column/{name}" if found and not _OTHER.search(words) else None
