@@ -24,6 +24,7 @@ from typing import Any
 
 from . import numbers
 from .collect import Collector
+from .gaps import Gaps
 from .grammar import LINE, Layout, Reading, find_pairs, is_heading, read_pairs
 from .grammars import GRAMMARS
 from .grammars.bar import Bars
@@ -90,6 +91,9 @@ _CHINESE = {
         "ロス": b" loss ",
         "손실": b" loss ",
         "第": b" ",
+        "非数": b"nan",
+        "∞": b"inf",
+        **{chr(ord("０") + i): str(i).encode() for i in range(10)},
     }.items()
 }
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval"})
@@ -113,6 +117,9 @@ class Desk:
         self._names: dict[str, str] = {}
         """Names as they were written first: "Loss is nan" belongs to the loss of the lines before."""
         self._templates = Templates()
+        self._gaps = Gaps()
+        self._cut = False
+        """Whether the line that is read now has no end: it may have been cut while it was written."""
         self._ours = False
         """Whether the line before was the guard's."""
         self._block = False
@@ -137,8 +144,10 @@ class Desk:
 
     def close(self) -> None:
         """The file is at its end: its last line counts, even without a newline."""
+        self._cut = True
         self._take([(number, _translate(line)) for number, line in self._lines.rest()])
         self.settle()
+        self._tracebacks.close()
         self._tables.close()
         self._shapes.close()
         if self._lines.cut:
@@ -299,7 +308,13 @@ class Desk:
             return
         seen = self.collector.nonfinite_seen
         stripped = _RANK.sub(b"", piece) if piece[:1] in b"[(" else piece
+        if not self._words_only and (lacking := self._gaps.find(stripped, cut=self._cut)):
+            self.release(None)
+            self.collector.gap(lacking, stripped.strip().decode("utf-8", "replace"), read_pairs(stripped).step, number)
+            return
         recipe = self._read_piece(stripped, number)
+        if recipe is not None and recipe.layout is not None:
+            self._gaps.learn(stripped, recipe.layout)
         lower = piece.lower()
         unread = self.collector.nonfinite_seen == seen and not self.waits and (b"nan" in lower or b"1.#" in lower)
         if recipe is not None and recipe.bar is not None and self._bars.nonfinite:

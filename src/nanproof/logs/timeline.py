@@ -136,7 +136,10 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
     if kinds & {"hidden-nan", "message", "nan-iterations"} or any(_hurts(series, m) for m in moments):
         return "intermittent"
     grown = any(m.kind == "growth" and series.columns[m.column].role != "grad_norm" for m in moments)
-    wrong = {"masked-loss", "missing-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
+    wrong = {
+        *("masked-loss", "missing-loss", "flat", "chance", "divergence", "lr-negative", "lr-grown", "scale-collapse"),
+        *("frozen-loss", "zero-grad"),
+    }
     fell = any(m.kind == "negative-loss" and m.numbers["lowest"] < BOTTOM for m in moments)
     return "useless" if grown or fell or kinds & wrong else "healthy"
 

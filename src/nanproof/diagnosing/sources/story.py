@@ -86,15 +86,43 @@ def _ill(series: Series, story: Timeline) -> str:
         return "something stopped it"
     if series.loss is None and not series.components and (said := story.of("message")):
         return said[0].text
-    whole = story.of(
-        "chance", "masked-loss", "missing-loss", "zero-loss", "divergence", "lr-negative", "scale-collapse"
-    )
+    whole = [*story.of(*_ILL), *(m for m in story.of("skipped") if not m.benign)]
+    whole += [m for m in story.of("nonfinite") if _never_was(series, m)]
     norms = {c.name for c in series.of("grad_norm")}
     parts = [m for m in story.of("growth", "spike") if not m.benign and m.column not in norms]
     if whole or parts:
         return (*whole, *parts)[0].text
+    told = [words for name, words in _bounds(series) if name == "negative-loss"]
+    if told := [*told, *_activations(series), *_grown_weights(series)]:
+        return told[0]
     loss = series.loss
+    if loss is not None and _alternates(loss.values[~loss.bad]):
+        return f"{loss.name} leaps up and down by orders of magnitude"
     return f"{loss.name} climbs at the end" if loss is not None and _climbs(loss.values[~loss.bad]) else ""
+
+
+_ILL: tuple[MomentKind, ...] = (
+    *("chance", "masked-loss", "missing-loss", "zero-loss", "frozen-loss", "zero-grad"),
+    *("divergence", "lr-negative", "lr-grown", "scale-collapse"),
+)
+_JUDGES = re.compile(
+    r"(?i)(?:^|[^a-z])(?:val|valid|validation|validate|eval|test|dev|m?ap(?:50)?|m?iou|acc(?:uracy)?|f1|auc|dice|psnr|ssim|wer"
+    r"|cer|bleu|rouge\w*|score|recall|precision|r2|rmse|mae)(?:[^a-z]|$)"
+)
+
+
+def _never_was(series: Series, bad: Told) -> bool:
+    """Whether a metric was NaN whenever it was measured: whatever the loss says, nobody knows how good the run is."""
+    points = bad.numbers["points"]
+    return bad.numbers["count"] == points >= 2 and _JUDGES.search(series.columns[bad.column].name) is not None
+
+
+def _alternates(values: Floats) -> bool:
+    """Whether a fifth of the neighbors of a loss differ by a factor of 50."""
+    if len(values) < 20 or values.min() <= 0:
+        return False
+    ratio = np.abs(np.diff(np.log(values)))
+    return bool((ratio > np.log(50)).mean() > 0.2)
 
 
 def _learns(loss: Column) -> bool:
@@ -279,7 +307,7 @@ def _before(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
             yield ("loss-explodes-before-nan" if moment.numbers["points"] >= 3 else "loss-jump-before"), moment
     for moment in story.of("divergence")[:1]:
         yield "slow-divergence", moment
-    for moment in story.of("flat", "chance")[:1]:
+    for moment in story.of("flat", "chance", "zero-grad")[:1]:
         yield "no-learning", moment
     for moment in story.of("negative-loss")[:1]:
         if moment.numbers["lowest"] < -0.5:
@@ -449,6 +477,17 @@ def _activations(series: Series) -> Iterator[str]:
     for name, first, last in _inside(series):
         if 0 < GROWTH * first < last:
             yield f"{name} grew from {first:.3g} to about {last:.3g} while it was finite"
+
+
+_WEIGHTS = re.compile(r"(?i)(?:^|[^a-z])(?:param|parameter|weight)s?[_ ./-]?norm")
+
+
+def _grown_weights(series: Series) -> Iterator[str]:
+    """The norm of the weights, if it grew by orders of magnitude."""
+    for column in series.columns.values():
+        values = column.values[~column.bad]
+        if _WEIGHTS.search(column.name) and len(values) >= 4 and 0 < GROWTH * values[0] < values[-1]:
+            yield f"{column.name} grew from {values[0]:.3g} to {values[-1]:.3g}"
 
 
 _LAYER = re.compile(

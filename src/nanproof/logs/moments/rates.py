@@ -51,9 +51,18 @@ def find_jumps(series: Series) -> list[Moment]:
     return found
 
 
+ABSURD = 10.0
+"""No optimizer takes such a rate; one that has grown a thousandfold to get there runs away."""
+
+
 def find_negative(series: Series) -> list[Moment]:
-    """A learning rate below zero: training climbs the loss."""
+    """A learning rate below zero, where training climbs the loss, or one that grows without end."""
     for rate in series.of("lr"):
+        good = rate.values[~rate.bad & (rate.values > 0)]
+        if len(good) >= 5 and good[-1] >= good.max() > max(ABSURD, 1_000 * float(good[0])):
+            text = f"the learning rate grows from {show(float(good[0]))} to {show(float(good[-1]))}, to the end of the log"
+            last, row = int(rate.steps[-1]), int(rate.rows[-1])
+            return [Moment(kind="lr-grown", step=last, row=row, text=text, column=rate.name, value=float(good[-1]))]
         below = np.flatnonzero(rate.values < 0)
         if len(below):
             step, lowest = int(rate.steps[below[0]]), float(rate.values[below].min())

@@ -105,6 +105,9 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
     if not len(more) or not total:
         return []
     first, last = int(good.steps[more[0]]), int(good.steps[more[-1]])
+    passed = (int(column.steps[-1]) - int(column.steps[0]) + 1) if series.unit == "step" else 0
+    most = kind == "skipped" and total >= 10 and total >= 0.5 * passed > 0
+    words += ", half of all steps or more" if most else ""
     what = f"{many(total, 'step')} {words}" if steps else f"{column.name} is above 0 at {many(len(more), 'point')}"
     return [
         Moment(
@@ -115,7 +118,7 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
             column=column.name,
             value=float(total),
             text=f"{what} ({span(series, first, last)})",
-            benign=kind == "skipped",
+            benign=kind == "skipped" and not most,
             numbers={"count": float(total)},
         )
     ]
