@@ -93,7 +93,7 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
     no_reports: tuple[Part, tuple[ScanReport, ...]] = (nothing, ())
     configs = attempt("config", no_configs, lambda: find_configs(places.configs, root, _runs(places)))
     every = next((v.number for c in configs for v in c.settings if v.name == "logging_steps" and v.number), None)
-    logs, series = attempt("log", no_series, lambda: read_logs(places.logs, root, every))
+    logs, series = attempt("log", no_series, lambda: read_logs(places.logs, root, every, places.earlier))
     found = list(places.checkpoints)
     checkpoints, reports = attempt(
         "checkpoint", no_reports, lambda: read_checkpoints(found, _broke_at(series), _began(series))

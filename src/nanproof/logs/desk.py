@@ -73,6 +73,8 @@ _NAN_VALUE = re.compile(
     rb"|\b(?:np|numpy|torch|math|float\d*)[.(])\s*"
     rb"[-+]?nan(?![a-z_])|\s[-+]?nan\W{0,3}$|\w\s[-+]nan\b|1\.\#(?:qnan|snan|ind)"
 )
+# a finite norm beside its running mean, which one NaN before has spoiled
+_NORM_MEAN = re.compile(rb"(?i)(\b(?:grad\w*|g)[ _]?norm\W{1,3}\d[\d.e+-]*)\s\(nan\)")
 _OF_NOTHING = re.compile(rb"\bcount: 0\s*$")  # darknet's means over no box of a batch: NaN, and no harm
 _LOSSES = re.compile(rb"\b[Ll]osses: \[([^\]]{1,400})\]")
 _NUMBERS = re.compile(rb"(?<![\w.])" + numbers.NUMBER)
@@ -316,6 +318,10 @@ class Desk:
         if recipe is not None and recipe.layout is not None:
             self._gaps.learn(stripped, recipe.layout)
         lower = piece.lower()
+        if b"nan)" in lower and _NORM_MEAN.search(piece):
+            self.collector.event("warning", "the running mean of the norm is NaN", name="norm-in-mean", line=number)
+            piece = _NORM_MEAN.sub(rb"\1", piece)
+            lower = piece.lower()
         unread = self.collector.nonfinite_seen == seen and not self.waits and (b"nan" in lower or b"1.#" in lower)
         if recipe is not None and recipe.bar is not None and self._bars.nonfinite:
             unread = False

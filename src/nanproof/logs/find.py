@@ -188,8 +188,8 @@ def _look_at_file(path: Path) -> Iterator[LogFile]:
 
 
 def _parts(path: Path, name: str, head: bytes) -> list[bytes]:
-    """The lines at the beginning and at the end of a file; a notebook can only be read as a whole."""
-    if name == "notebook":
+    """The lines at the beginning and at the end of a file; a notebook or a history can only be read as a whole."""
+    if name in ("notebook", "history"):
         return [head_of(path, LARGEST)]
     return [head] if len(head) < HEAD else [head[: head.rfind(b"\n") + 1], _end_of(path)]
 

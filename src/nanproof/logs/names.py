@@ -76,7 +76,7 @@ IGNORED = frozenset(
     }
 )
 
-_EVAL = frozenset({"eval", "val", "valid", "validation", "test", "dev", "evaluation", "tel", "vel", "holdout"})
+_EVAL = frozenset({"eval", "val", "valid", "validation", "validate", "test", "dev", "evaluation", "tel", "vel", "holdout"})
 _AVERAGED = frozenset({"avr", "avg", "average", "running", "mean", "smoothed"})
 # Words that say how a value was taken, not what it is.
 _DECORATION = frozenset(

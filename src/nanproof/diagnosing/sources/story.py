@@ -14,7 +14,7 @@ from ...logs import Column, Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.moments.moment import MomentKind
 from ...logs.series import Floats
-from ...logs.timeline import Timeline, stops
+from ...logs.timeline import Timeline, reward_of, stops
 from ..evidence import Fact
 from ..wording import read_text
 from .messages import read_messages
@@ -67,6 +67,9 @@ ENOUGH = 8
 def is_fine(series: Series, story: Timeline, least: int = 0) -> bool:
     """Whether every loss of a log falls, to its end, at a rate that kept its course: each has ``least`` points."""
     losses = (series.loss,) if series.loss is not None else series.components
+    if (reward := reward_of(series)) is not None and len(reward) >= least:
+        first, last = _ends(reward.values[~reward.bad])
+        return story.outcome == "healthy" and last >= first
     if story.outcome != "healthy" or not losses or any(len(c) < least or not _learns(c) for c in losses):
         return False
     return not (
@@ -130,9 +133,14 @@ def _learns(loss: Column) -> bool:
     values = loss.values[~loss.bad]
     if len(values) < 2 or _swings(values) or _climbs(values):
         return False
-    quarter = max(2, len(values) // 4)
-    first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
+    first, last = _ends(values)
     return last <= first or ((first - last) < 0.02 * abs(first) and loss.steps[0] > 1_000 and last <= 1.02 * first)
+
+
+def _ends(values: Floats) -> tuple[float, float]:
+    """The medians of the first and the last quarter."""
+    quarter = max(2, len(values) // 4)
+    return float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
 
 
 def _climbs(values: Floats) -> bool:
@@ -277,8 +285,7 @@ def _skipped(series: Series, norm: Told) -> bool:
     column, loss = series.columns[norm.column], series.loss
     if loss is None or len(loss) < 6 or bool(loss.bad.any()) or column.bad.mean() > 1 / 3:
         return False
-    quarter = max(2, len(loss) // 4)
-    first, last = (float(np.median(part)) for part in (loss.values[:quarter], loss.values[-quarter:]))
+    first, last = _ends(loss.values)
     return last < first and not bool(column.bad[-3:].all())
 
 

@@ -48,7 +48,20 @@ def find_jumps(series: Series) -> list[Moment]:
                 numbers=numbers,
             )
         )
-    return found
+    return _restarts(found)
+
+
+def _restarts(jumps: list[Moment]) -> list[Moment]:
+    """Jumps upwards that come again and again, evenly, to the same rate or along one that decays: restarts by plan."""
+    up = [m for m in jumps if not m.numbers["resumed"] and m.numbers["after"] > m.numbers["before"]]
+    if len(up) < 2:
+        return jumps
+    tops = np.array([m.numbers["after"] for m in up])
+    waits = np.diff([0, *(m.step for m in up)]).astype(np.float64)
+    ratio = tops[1:] / tops[:-1]
+    even = bool((np.abs(waits / waits[0] - 1) < 0.05).all()) or bool((np.abs(waits[1:] / waits[:-1] - 2) < 0.1).all())
+    planned = even and bool((ratio < 1.02).all()) and float(ratio.max() / ratio.min()) < 1.1
+    return [dataclasses.replace(m, benign=True) if planned and m in up else m for m in jumps]
 
 
 ABSURD = 10.0

@@ -36,6 +36,8 @@ def find_scale(series: Series) -> list[Moment]:
     return found
 
 
+SUNK = 2.0**-8
+"""Gradients times this are smaller than without a scale: no search ends there."""
 FLOOR = 1.0
 """A search that settles does so far above this; one that reaches it has nothing left to halve."""
 
@@ -44,6 +46,8 @@ def _sinks(series: Series, good: Column, search: list[int]) -> bool:
     """Whether a search at the start never settled: down to 1 or below, or down with a loss that is NaN throughout."""
     lowest, end = float(good.values[search].min()), float(good.values[-1])
     if any(e.name == "scale-minimum" for e in series.events):
+        return True
+    if lowest < SUNK:
         return True
     if len(search) < 4 or end > lowest:
         return False
