@@ -60,7 +60,12 @@ until training reaches the pole.""",
             unless=either(flag("lr-negative"), value("lr-high")),
         ),
         pro("suggests", both(flag("pole-in-code"), flag("one-component-nan")), "one loss term broke first"),
-        pro("points", both(flag("std-of-batch"), BROKEN), "the deviation over a batch of one sample is NaN"),
+        pro(
+            "points",
+            both(flag("std-of-batch"), BROKEN),
+            "the deviation over a batch of one sample is NaN",
+            unless=flag("data-constant"),
+        ),
         pro(
             "proves",
             both(flag("divides-by-std"), number("batch", below=1.5)),
