@@ -79,7 +79,7 @@ label is masked and nothing is learned.""",
             "than -100 in one batch before training",
             when=either(
                 about("template", "ignored-labels"),
-                flag("labels-all-masked", "loss-zero-grad-zero", "response-template"),
+                flag("labels-all-masked", "loss-zero-grad-zero", "response-template", "labels-truncated"),
             ),
         ),
         Remedy(
