@@ -108,6 +108,7 @@ SIGNS: Mapping[str, str] = {
     "labels-truncated": "labels are cut to a length",
     "left-padding": "sequences are padded on the left",
     "loss-infinite-first": "the loss is infinite before it is NaN",
+    "learned-first": "the loss fell over many points before it broke",
     "loss-turned-zero": "the logged loss turned to exactly 0.0 and stayed there",
     "loss-ran-away": "the loss grew out of bounds",
     "lr-negative": "the learning rate is negative",

@@ -111,6 +111,14 @@ _HINTS = (
     b"trl:",
     b"tel:",
     b"exception",
+    b"runtimewarning",
+    b"p\xc3\xa9rdida",
+    b"perda",
+    b"perte",
+    b"verlust",
+    b"\xe6\x90\x8d\xe5\xa4\xb1",
+    b"\xec\x86\x90\xec\x8b\xa4",
+    b"\xd0\xbf\xd0\xbe\xd1\x82\xd0\xb5\xd1\x80",
     b"\xe6\x8d\x9f\xe5\xa4\xb1",
 )
 """In a log of training there is one of these; looking for them is much quicker than reading."""
@@ -199,7 +207,7 @@ def _tells(series: Series) -> bool:
     if any(c.role in _TELLING for c in series.columns.values()):
         return True
     return any(
-        e.kind in ("nan", "exception", "overflow", "hardware") or e.name == "labels-masked" for e in series.events
+        e.kind in ("nan", "exception", "overflow", "hardware") or e.name in ("labels-masked", "invalid-value") for e in series.events
     )
 
 

@@ -173,7 +173,7 @@ _NOT_A_LOSS = frozenset(
     }
 )
 _RECORDS = frozenset({"best", "min", "max", "target", "lowest", "minimum"})
-_LOSS_WORDS = frozenset({"nll", "kld", "bce", "mse", "mae", "ce", "cost", "objective"})
+_LOSS_WORDS = frozenset({"nll", "kld", "bce", "mse", "mae", "ce", "cost", "objective", "verlust", "perte", "perda"})
 _PADDLE = frozenset({"batch", "data", "reader"})
 _TOTAL = (
     "loss",

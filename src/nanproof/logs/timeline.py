@@ -150,6 +150,12 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
     return "useless" if grown or fell or kinds & wrong else "healthy"
 
 
+def _starts_late(column: Column) -> bool:
+    """Whether a metric has no value at first, and then always: a window that has to fill."""
+    first = int(np.argmin(column.bad))
+    return not column.bad[first:].any() and len(column) >= 4 * first
+
+
 _REWARD = re.compile(r"(?i)(?:\w+/)?(?:mean[ _])?(?:ep_rew_mean|rewards?)(?:/mean|_mean)?")
 SMALL = 1.0
 
@@ -183,6 +189,8 @@ def _hurts(series: Series, moment: Moment) -> bool:
     column = series.columns[moment.column]
     if _PERPLEXITY.search(column.name) and bool((column.values[column.bad] == np.inf).all()) and not column.bad[-1]:
         return False  # exp of a first, finite loss
+    if column.role == "other" and METRIC.search(moment.column.encode()) is None and _starts_late(column):
+        return False
     known = column.role != "other" or METRIC.search(moment.column.encode()) is not None
     whole = series.loss is None and any(len(c) and series.matched(c, column).all() for c in series.components)
     return known or whole or moment.numbers["count"] < moment.numbers["points"]

@@ -288,6 +288,9 @@ def _call(node: ast.Call, seen: _Seen, name: str) -> Iterator[Fact]:
         yield Fact(name="gpu", value="apple", where=f"{name}:{node.lineno}", words="device mps")
     if callee == "DataCollatorForCompletionOnlyLM":
         yield _fact("response-template", name, node, "labels depend on finding a response template in each sample")
+    given = keywords.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
+    if callee == "scaled_dot_product_attention" and given is not None and not isinstance(given, ast.Constant):
+        yield _fact("masks-attention", name, node, f"attn_mask={ast.unparse(given)[:40]} goes into attention")
     part = next((k for k in ("assistant_only_loss", "completion_only_loss") if constant(keywords.get(k)) is True), "")
     if part:
         longest = constant(keywords.get("max_length") or keywords.get("max_seq_length"))

@@ -115,7 +115,7 @@ _ARGUMENTS = re.compile(
 )
 _GPU = re.compile(
     r"(?i)(?:NVIDIA|GeForce|Tesla|Quadro|\bRTX|\bGTX|\bA100|\bH100|\bV100|Apple M\d|\bdevice\b\W{1,6}mps|AMD Instinct"
-    r"|\bMI\d{3}|\bgfx\d{3,4}|Radeon|\bROCm\b)[^,;)|\n]{0,50}"
+    r"|\bMI\d{3}|\bgfx\d{3,4}|Radeon|\bROCm\b)(?:[^,;)|\n.]|\.\d){0,50}"
 )
 
 

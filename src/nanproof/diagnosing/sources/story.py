@@ -43,6 +43,8 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     if _sudden(series, story) and not grown:
         words = "loss and gradient norm keep their level up to the break"
         yield Fact(name="loss-explodes-before-nan", value=False, where=name, words=words)
+        if learned := _learned_first(series):
+            yield fact("learned-first", words=learned)
     onset = _onset(series, story, each_step)
     if onset is not None:
         yield Fact(name="onset", value=onset[0], where=name, words=onset[1])
@@ -317,8 +319,15 @@ def _before(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
     for moment in story.of("flat", "chance", "zero-grad")[:1]:
         yield "no-learning", moment
     for moment in story.of("negative-loss")[:1]:
-        if moment.numbers["lowest"] < -0.5:
+        if moment.numbers["lowest"] < -0.5 and not _SIGNED.search(moment.column):
             yield "negative-loss", moment
+
+
+_SIGNED = re.compile(
+    r"(?i)(?:loss|err)[_/. ]?[dg]\b|\b[dg][_/. ]?(?:loss|err)|critic|discr|generator|wasserstein|adv|actor|policy|surrogate"
+    r"|nll|elbo|likelihood|log_?prob|energy"
+)
+"""Losses that may be below zero: of adversaries, policies and densities."""
 
 
 def _rises(series: Series, growth: Told) -> bool:
@@ -575,6 +584,16 @@ def _sudden(series: Series, story: Timeline) -> bool:
     if int((loss.rows < first.row).sum()) < 10:
         return False
     return not story.of("growth", "divergence") and not [m for m in story.of("spike") if not m.benign]
+
+
+def _learned_first(series: Series) -> str:
+    """How far the loss fell, over ten points or more, before it broke."""
+    loss = series.loss
+    good = loss.values[: int(np.argmax(loss.bad))] if loss is not None and loss.bad.any() else np.array([])
+    if loss is None or len(good) < 10:
+        return ""
+    first, last = _ends(good)
+    return f"{loss.name} fell from {first:.4g} to {last:.4g} over {len(good)} points" if last < 0.85 * first else ""
 
 
 def _counts(series: Series, moment: Told) -> bool:
