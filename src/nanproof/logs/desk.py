@@ -75,6 +75,8 @@ _NAN_VALUE = re.compile(
 )
 # a finite norm beside its running mean, which one NaN before has spoiled
 _NORM_MEAN = re.compile(rb"(?i)(\b(?:grad\w*|g)[ _]?norm\W{1,3}\d[\d.e+-]*)\s\(nan\)")
+_TENSOR = re.compile(rb"(?i)\b(?:weights?|bias(?:es)?|params?|parameters?|logits?|activations?|hidden|embeddings?)\b")
+_EMPTY = re.compile(rb"(?i)\b(?P<name>\w*loss\w*)\s?=\s?(?=[,\]])")
 _OF_NOTHING = re.compile(rb"\bcount: 0\s*$")  # darknet's means over no box of a batch: NaN, and no harm
 _LOSSES = re.compile(rb"\b[Ll]osses: \[([^\]]{1,400})\]")
 _NUMBERS = re.compile(rb"(?<![\w.])" + numbers.NUMBER)
@@ -342,7 +344,7 @@ class Desk:
         if (
             unread
             and not _OF_NOTHING.search(piece)
-            and METRIC.search(piece)
+            and (METRIC.search(piece) or _TENSOR.search(piece))
             and _NAN_VALUE.search(piece)
             and not _CODE.match(piece)
         ):
@@ -368,6 +370,8 @@ class Desk:
         listed = b"osses: [" in piece
         if listed:
             piece = _LOSSES.sub(_numbered, piece)
+        if b"%|" in piece and (empty := _EMPTY.search(piece)) is not None:
+            self.collector.gap(empty["name"].decode(), piece.strip().decode("utf-8", "replace")[-80:], line=number)
         rest = self._bars.take(piece)
         if rest is piece or rest.strip():
             self.release(None)

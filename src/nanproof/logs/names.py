@@ -204,7 +204,7 @@ _TIMES = r"(?: (?:iterations?|iters?|steps?|batches|updates?|count))"
 _SKIPPED = re.compile(rf"(?:number |num |n )?(?:skipped|skips|overflows?){_TIMES}?")
 _BAD = r"(?:nans?|infs?|nonfinite|non finite)"
 _HOLDERS = r"(?: (?:params?|parameters|grads?|gradients|weights|tensors|values|elements|losses|samples))"
-_NAN_COUNT = re.compile(rf"(?:number |num |n ){_BAD}(?:{_TIMES}|{_HOLDERS})?|{_BAD}(?:{_TIMES}|{_HOLDERS})(?: count)?")
+_NAN_COUNT = re.compile(rf"(?:frac|fraction|ratio|percent|pct|share) (?:of )?{_BAD}|{_BAD} (?:frac|fraction|ratio|percent|pct|share)|(?:number |num |n ){_BAD}(?:{_TIMES}|{_HOLDERS})?|{_BAD}(?:{_TIMES}|{_HOLDERS})(?: count)?")
 _ROLES: tuple[tuple[re.Pattern[str], Role], ...] = (
     (_SKIPPED, "skipped"),
     (_NAN_COUNT, "nan_count"),

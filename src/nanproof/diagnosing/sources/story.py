@@ -71,7 +71,7 @@ def is_fine(series: Series, story: Timeline, least: int = 0) -> bool:
     losses = (series.loss,) if series.loss is not None else series.components
     if (reward := reward_of(series)) is not None and len(reward) >= least:
         first, last = _ends(reward.values[~reward.bad])
-        return story.outcome == "healthy" and last >= first
+        return story.outcome == "healthy" and last >= first and float(np.ptp(reward.values)) > 0
     if story.outcome != "healthy" or not losses or any(len(c) < least or not _learns(c) for c in losses):
         return False
     return not (
@@ -98,7 +98,7 @@ def _ill(series: Series, story: Timeline) -> str:
     if whole or parts:
         return (*whole, *parts)[0].text
     told = [words for name, words in _bounds(series) if name == "negative-loss"]
-    if told := [*told, *_activations(series), *_grown_weights(series)]:
+    if told := [*told, *_activations(series), *_grown_weights(series), *_judged_away(series)]:
         return told[0]
     loss = series.loss
     if loss is not None and _alternates(loss.values[~loss.bad]):
@@ -120,6 +120,18 @@ def _never_was(series: Series, bad: Told) -> bool:
     """Whether a metric was NaN whenever it was measured: whatever the loss says, nobody knows how good the run is."""
     points = bad.numbers["points"]
     return bad.numbers["count"] == points >= 2 and _JUDGES.search(series.columns[bad.column].name) is not None
+
+
+AWAY = 20.0
+
+
+def _judged_away(series: Series) -> Iterator[str]:
+    """Losses of an evaluation that end far above their lowest: more than a run that overfits."""
+    for column in series.evals:
+        values = column.values[~column.bad]
+        if "loss" in column.name.lower() and len(values) >= 4 and values[-1] > AWAY * values.min() > 0:
+            if values[-1] > 5 * values[0]:
+                yield f"{column.name} rises from {values.min():.4g} to {values[-1]:.4g}"
 
 
 def _alternates(values: Floats) -> bool:

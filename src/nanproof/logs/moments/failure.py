@@ -193,7 +193,7 @@ def _missing(series: Series, loss: Column) -> Moment | None:
             )
             step, row = int(after[0]), int(loss.rows[-1]) + 1
             return Moment(kind="missing-loss", step=step, row=row, until=int(after[-1]), text=text, column=loss.name)
-    last = series.segments[-1].last_step if series.format in ("csv", "jsonl") else 0
+    last = series.segments[-1].last_step if series.format in ("csv", "jsonl", "history") else 0
     pace = float(np.median(np.diff(loss.steps))) if len(loss) > 1 else 0.0
     if loss.role != "eval" and pace > 0 and last - int(loss.steps[-1]) >= FEW_MISSING * pace:
         text = f"{loss.name} ends at {at(series, int(loss.steps[-1]))}, the rows go on to {at(series, last)}: {_OMIT}"
