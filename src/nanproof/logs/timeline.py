@@ -187,8 +187,10 @@ def _hurts(series: Series, moment: Moment) -> bool:
     if moment.kind != "nonfinite":
         return False
     column = series.columns[moment.column]
-    if _PERPLEXITY.search(column.name) and bool((column.values[column.bad] == np.inf).all()) and not column.bad[-1]:
-        return False  # exp of a first, finite loss
+    if _PERPLEXITY.search(column.name) and bool((column.values[column.bad] == np.inf).all()):
+        beside = [series.beside(column.only(column.bad), c) for c in (*series.evals, *series.of("loss"))]
+        if not column.bad[-1] or any(bool(np.isfinite(v).all()) for v in beside):
+            return False  # exp of a loss that is large and finite
     if column.role == "other" and METRIC.search(moment.column.encode()) is None and _starts_late(column):
         return False
     known = column.role != "other" or METRIC.search(moment.column.encode()) is not None

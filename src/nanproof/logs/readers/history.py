@@ -20,11 +20,14 @@ from ..plan import flatten
 LARGEST = 16 << 20
 _LISTED = re.compile(rb'"([^"\n]{1,80})"\s*:\s*\[\s*(?:-?[\d.]|NaN|-?Infinity|null|"?-?nan)')
 _ENTRY = re.compile(rb'\[\s*\{[^{}\[\]]{0,2000}"([^"\n]{0,40}loss[^"\n]{0,40})"\s*:', re.IGNORECASE)
+_LINES = re.compile(rb"\{[^\n]*\}\s*\n\s*\{")
 _TELLING = frozenset({"loss", "component", "eval", "grad_norm"})
 
 
 def is_history(head: bytes) -> bool:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if _LINES.match(start):
+        return False
     if start.startswith(b"["):
         return _ENTRY.match(start) is not None
     return start.startswith(b"{") and any(_tells(m[1].decode("utf-8", "replace")) for m in _LISTED.finditer(start))
