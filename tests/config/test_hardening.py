@@ -385,7 +385,7 @@ def test_what_is_so_already(tmp_path: Path) -> None:
         ("c.yaml", "train:\n  lr: 0.01\n", "learning_rate=1e-4", r"it sets train\.lr .*c\.yaml:2"),
         ("c.toml", "[train]\nlr = 0.01\n", "optimizer.params.lr=1e-4", r"it sets train\.lr"),
         ("c.py", "lr = 0.01\n", "fp16.enabled=false", "no one place for fp16.enabled"),
-        ("ds.json", '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}\n', "lr=1e-4", "DeepSpeed reads no"),
+        ("ds.json", '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}\n', "lr=1e-4", "reads no key"),
         ("run.sh", "python train.py --fp16 --lr 1\n", "fp16.enabled=false", "it sets fp16"),
     ],
 )

@@ -346,7 +346,8 @@ def test_samples_without_an_answer(tmp_path: Path, name: str, rows: list[dict[st
 def test_conversations_and_labels_in_order(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"messages": turns, "label": i % 40, "duration": 2.5 + i}) + "\n" for i in range(80)))
+    rows = ({"messages": turns, "label": i % 40, "duration": 2.5 + i} for i in range(80))
+    path.write_text("".join(f"{json.dumps(r)}\n" for r in rows))
     assert scan_data(path).problems == ()
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"lr": 0.1, "labels": [1, 2]}, indent=1))

@@ -225,7 +225,8 @@ def _data(configs: Sequence[Config], places: Places) -> Iterator[Check]:
         report = scan_data(path, classes=classes)
         told_of = sorted((p for p in report.problems if p.cause or p.kind in _ODD), key=lambda p: not p.cause)
         for problem in told_of[:10]:
-            yield Check(point="data", verdict="wrong" if problem.cause else "doubtful", found=_named(name, str(problem)))
+            worth: Verdict = "wrong" if problem.cause else "doubtful"
+            yield Check(point="data", verdict=worth, found=_named(name, str(problem)))
         if report.ok and not told_of:
             files = "" if path.is_file() else f"{report.files:,} files, "
             words = f"{name}: {files}{report.rows:,} rows, finite and in range"

@@ -206,9 +206,8 @@ def _tells(series: Series) -> bool:
     """Whether this is the log of a training: it has a loss or a norm, or it says that one of them is bad."""
     if any(c.role in _TELLING for c in series.columns.values()):
         return True
-    return any(
-        e.kind in ("nan", "exception", "overflow", "hardware") or e.name in ("labels-masked", "invalid-value") for e in series.events
-    )
+    kinds, names = ("nan", "exception", "overflow", "hardware"), ("labels-masked", "invalid-value")
+    return any(e.kind in kinds or e.name in names for e in series.events)
 
 
 def _runs(path: Path) -> Iterator[LogFile]:

@@ -25,7 +25,9 @@ _SPACE = re.compile(rb"\s+")
 # a number, whatever it is wrapped in
 _VALUE = re.compile(rb"(?i)(?:[\s\[({'\"<~$]|(?:torch|np|numpy|math|tensor|array|float\d*)[.(])*[-+]?(?:#|nan|inf)")
 _CUT = re.compile(rb"(?i)\s*[-+]?(?:na?|inf?)\s*")
-_NOTHING = re.compile(rb"(?i)\s*(?:[-\xe2\x80\x93\x94?*.#!_/\\]*|n\.?/?a\.?|none|null|nil|undef(?:ined)?|\W*#?num\W*|#\w+!?)\s*")
+_NOTHING = re.compile(
+    rb"(?i)\s*(?:[-\xe2\x80\x93\x94?*.#!_/\\]*|n\.?/?a\.?|none|null|nil|undef(?:ined)?|\W*#?num\W*|#\w+!?)\s*"
+)
 _WORD = re.compile(rb"\s*[A-Za-z]{2,}")
 
 

@@ -96,7 +96,8 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
     (
         "empty-split",
         "warning",
-        r"\b(?:train|val|valid|test|eval|dev)\w*(?: data)?[ -]?(?:set|split|loader|data|samples)\b.{0,20}?(?:\bhas|:|=) ?0\b(?!\.)"
+        r"\b(?:train|val|valid|test|eval|dev)\w*(?: data)?[ -]?(?:set|split|loader|data|samples)\b"
+        r".{0,20}?(?:\bhas|:|=) ?0\b(?!\.)"
         r"|\b0 (?:train|val|test|eval|dev)\w* (?:samples|examples|images|batches|rows|interactions)\b"
         r"|\bmean of empty slice\b",
     ),
@@ -157,7 +158,8 @@ _TRIGGER = re.compile(
     rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
     rb"|sav|writ|wrot|checkpoint|training|oom|warn|checksum|integrity|interrupt|no space|quota"
-    rb"|has 0|\b0 (?:train|val|test|eval|dev)|(?:set|split|loader|data|samples)[:=] ?0|empty slice|segmentation|core dumped|bus error|illegal inst|fatal python|diverg|explod"
+    rb"|has 0|\b0 (?:train|val|test|eval|dev)|(?:set|split|loader|data|samples)[:=] ?0|empty slice"
+    rb"|segmentation|core dumped|bus error|illegal inst|fatal python|diverg|explod"
 )
 OUTSIDE = frozenset({"out-of-memory", "disk-full", "interrupted", "killed"})
 """Messages of what ends a run from outside: memory, disk, a scheduler or its user. Its numbers are not to blame."""

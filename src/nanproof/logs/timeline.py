@@ -153,7 +153,7 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
 def _starts_late(column: Column) -> bool:
     """Whether a metric has no value at first, and then always: a window that has to fill."""
     first = int(np.argmin(column.bad))
-    return not column.bad[first:].any() and len(column) >= 4 * first
+    return first >= 2 and not column.bad[first:].any() and len(column) >= 4 * first
 
 
 _REWARD = re.compile(r"(?i)(?:\w+/)?(?:mean[ _])?(?:ep_rew_mean|rewards?)(?:/mean|_mean)?")

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .piece import Piece, Values
 from .report import Kind
@@ -100,13 +101,14 @@ class Meaning:
                 if fault:
                     yield Fault(fault[0], name, first + offset, fault[1])
 
-    def _strays(self, first: int, name: str, values: Values) -> Iterator[Fault]:
+    def _strays(self, first: int, name: str, values: NDArray[Any]) -> Iterator[Fault]:
         """A label far above all others, in very few rows: a typing error, or what marks something to ignore."""
         found, counts = np.unique(values[values >= 0], return_counts=True)
         if self.classes is not None or len(found) < 3 or counts[-1] > max(1, len(values) // 100):
             return
         if len(found) <= 1_000 and found[-1] > found[-2] + max(2, len(found)) and found[-2] < 2 * len(found):
-            words = f"label {found[-1]} is far from the others, {found[0]} to {found[-2]}: tell how many classes there are"
+            others = f"the others, {found[0]} to {found[-2]}"
+            words = f"label {found[-1]} is far from {others}: tell how many classes there are"
             yield Fault("out-of-range", name, first + int(np.argmax(values == found[-1])), words)
 
     def _label(self, value: Any) -> tuple[Kind, str] | None:

@@ -129,9 +129,9 @@ def _judged_away(series: Series) -> Iterator[str]:
     """Losses of an evaluation that end far above their lowest: more than a run that overfits."""
     for column in series.evals:
         values = column.values[~column.bad]
-        if "loss" in column.name.lower() and len(values) >= 4 and values[-1] > AWAY * values.min() > 0:
-            if values[-1] > 5 * values[0]:
-                yield f"{column.name} rises from {values.min():.4g} to {values[-1]:.4g}"
+        known = "loss" in column.name.lower() and len(values) >= 4
+        if known and values[-1] > AWAY * values.min() > 0 and values[-1] > 5 * values[0]:
+            yield f"{column.name} rises from {values.min():.4g} to {values[-1]:.4g}"
 
 
 def _alternates(values: Floats) -> bool:
@@ -336,8 +336,8 @@ def _before(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
 
 
 _SIGNED = re.compile(
-    r"(?i)(?:loss|err)[_/. ]?[dg]\b|\b[dg][_/. ]?(?:loss|err)|critic|discr|generator|wasserstein|adv|actor|policy|surrogate"
-    r"|nll|elbo|likelihood|log_?prob|energy"
+    r"(?i)(?:loss|err)[_/. ]?[dg]\b|\b[dg][_/. ]?(?:loss|err)|critic|discr|generator|wasserstein|adv"
+    r"|actor|policy|surrogate|nll|elbo|likelihood|log_?prob|energy"
 )
 """Losses that may be below zero: of adversaries, policies and densities."""
 

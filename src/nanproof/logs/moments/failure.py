@@ -173,7 +173,8 @@ def _gaps(series: Series) -> Iterator[Moment]:
     for name, events in found.items():
         first = events[0]
         step = first.step or 0
-        text = f"{name} has no readable value in {many(len(events), 'row')}, first at {at(series, step)}: “{first.text}”"
+        count = many(len(events), "row")
+        text = f"{name} has no readable value in {count}, first at {at(series, step)}: “{first.text}”"
         until = events[-1].step
         yield Moment(
             kind="missing-loss", step=step, row=first.row, until=until, text=text, column=name, line=first.line
@@ -188,9 +189,7 @@ def _missing(series: Series, loss: Column) -> Moment | None:
         after = other.steps[other.rows > loss.rows[-1]]
         if len(after) >= FEW_MISSING * max(1.0, len(other) / len(loss)):
             ends = f"{loss.name} ends at {at(series, int(loss.steps[-1]))}"
-            text = (
-                f"{ends}, {other.name} goes on to {at(series, int(after[-1]))}: {_OMIT}"
-            )
+            text = f"{ends}, {other.name} goes on to {at(series, int(after[-1]))}: {_OMIT}"
             step, row = int(after[0]), int(loss.rows[-1]) + 1
             return Moment(kind="missing-loss", step=step, row=row, until=int(after[-1]), text=text, column=loss.name)
     last = series.segments[-1].last_step if series.format in ("csv", "jsonl", "history") else 0

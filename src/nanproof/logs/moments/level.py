@@ -73,7 +73,7 @@ def _frozen(series: Series) -> list[Moment]:
 
 def _constant(column: Column) -> int:
     """How many of the last points are equal."""
-    other = np.flatnonzero(column.values != column.values[-1]) if len(column) else ()
+    other = np.flatnonzero(column.values != column.values[-1:])
     return len(column) - 1 - int(other[-1]) if len(other) else len(column)
 
 

@@ -58,6 +58,8 @@ def _restarts(jumps: list[Moment]) -> list[Moment]:
         return jumps
     tops = np.array([m.numbers["after"] for m in up])
     waits = np.diff([0, *(m.step for m in up)]).astype(np.float64)
+    if tops.min() <= 0 or waits.min() <= 0:
+        return jumps
     ratio = tops[1:] / tops[:-1]
     even = bool((np.abs(waits / waits[0] - 1) < 0.05).all()) or bool((np.abs(waits[1:] / waits[:-1] - 2) < 0.1).all())
     planned = even and bool((ratio < 1.02).all()) and float(ratio.max() / ratio.min()) < 1.1
@@ -73,7 +75,8 @@ def find_negative(series: Series) -> list[Moment]:
     for rate in series.of("lr"):
         good = rate.values[~rate.bad & (rate.values > 0)]
         if len(good) >= 5 and good[-1] >= good.max() > max(ABSURD, 1_000 * float(good[0])):
-            text = f"the learning rate grows from {show(float(good[0]))} to {show(float(good[-1]))}, to the end of the log"
+            begin, end = show(float(good[0])), show(float(good[-1]))
+            text = f"the learning rate grows from {begin} to {end}, to the end of the log"
             last, row = int(rate.steps[-1]), int(rate.rows[-1])
             return [Moment(kind="lr-grown", step=last, row=row, text=text, column=rate.name, value=float(good[-1]))]
         below = np.flatnonzero(rate.values < 0)
