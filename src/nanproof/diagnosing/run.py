@@ -37,6 +37,7 @@ from .sources.in_force import (
     Setting,
     head_of,
     interpret,
+    plain_value,
     read_header,
     read_python,
     read_settings,
@@ -203,6 +204,10 @@ def _settings(
     for source in shown_commands(places):
         for value in read_launch(source).values:
             yield from interpret(value.key, value.value, source.path, COMMAND)
+    for log in places.logs:
+        if log.format == "mlflow" and (Path(log.path) / "params").is_dir():
+            for file in sorted((Path(log.path) / "params").iterdir())[:500]:
+                yield from interpret(file.name, plain_value(file_text(file)), name_in(root, file), RUN_CONFIG)
     runs = _runs(places)
     for config in configs:
         if config.kind == "python":

@@ -151,13 +151,14 @@ def read_header(text: str, name: str) -> Iterator[Setting]:
             continue
         spaced = _SPACED.match(line)
         if spaced:
-            yield from interpret(spaced["key"].replace(" ", "_"), _plain(spaced["value"]), where, LOG)
+            yield from interpret(spaced["key"].replace(" ", "_"), plain_value(spaced["value"]), where, LOG)
         elif _ARGUMENTS.search(line):
             for pair in _PAIR.finditer(line[:4000]):
-                yield from interpret(pair["key"], _plain(pair["value"].strip("'\"")), where, LOG)
+                yield from interpret(pair["key"], plain_value(pair["value"].strip("'\"")), where, LOG)
 
 
-def _plain(text: str) -> Plain:
+def plain_value(text: str) -> Plain:
+    """A text as the number or the switch that it stands for."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
