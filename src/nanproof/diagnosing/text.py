@@ -24,7 +24,7 @@ SCREEN = 24
 """The lines of a screen; ``full`` is as long as it gets."""
 EVIDENCE, MOMENTS, HELD = 3, 2, 6
 """How much of each a screen shows at most."""
-STEPS = ((2, 4, 2), (2, 2, 1), (1, 2, 1), (1, 1, 1), (0, 1, 1))
+STEPS = ((2, 4, 2), (2, 3, 1), (1, 3, 1), (1, 2, 1), (1, 1, 1), (0, 1, 1))
 """Other causes, lines of an entry of the first, of another one: the first that fits the screen is taken."""
 WORTH_A_WORD = 0.03
 """The part of the probability below which another cause is not worth a word beside the first."""
