@@ -326,9 +326,8 @@ def test_values_of_other_files(tmp_path: Path) -> None:
     found.save()
     assert load(tmp_path, name="main_stable")["optim.lr"].value == 1e-4
     main.write_text("defaults:\n  - _self_\n  - optim: adam\nseed: 1\n")
-    found = harden(main, set=["lr=1e-4"])
-    assert found.changes == ()
-    assert "the defaults list puts that after this file" in found.left[0].why
+    with pytest.raises(UsageError, match="the defaults list puts that after this file"):
+        harden(main, set=["lr=1e-4"])
 
 
 def test_beside_in_place_and_back(config: Path) -> None:
@@ -378,3 +377,33 @@ def test_what_is_so_already(tmp_path: Path) -> None:
     assert [(item.what, item.why) for item in found.left] == [("Config.lr", f"it is 0.0001 already ({path}:2)")]
     staged = harden(path, set=["n_streams=2", "batch_size=48", "lr=1.5e-4"])
     assert staged.after == "class Config:\n    lr = 1.5e-4  # peak\n    n_streams = 2\n    batch_size = 48\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wish", "told"),
+    [
+        ("c.yaml", "train:\n  lr: 0.01\n", "learning_rate=1e-4", r"it sets train\.lr .*c\.yaml:2"),
+        ("c.toml", "[train]\nlr = 0.01\n", "optimizer.params.lr=1e-4", r"it sets train\.lr"),
+        ("c.py", "lr = 0.01\n", "fp16.enabled=false", "no one place for fp16.enabled"),
+        ("ds.json", '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}\n', "lr=1e-4", "reads no key"),
+        ("run.sh", "python train.py --fp16 --lr 1\n", "fp16.enabled=false", "it sets fp16"),
+    ],
+)
+def test_a_wish_that_nobody_would_read_is_refused(tmp_path: Path, name: str, text: str, wish: str, told: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UsageError, match=told):
+        harden(path, set=[wish])
+
+
+@pytest.mark.parametrize("parser", ["argparse", "HfArgumentParser"])
+def test_a_launch_script_gets_no_flag_that_the_program_refuses(tmp_path: Path, parser: str) -> None:
+    tmp_path.joinpath("train.py").write_text(
+        f"import {parser}\np.add_argument('--fp16', action='store_true')\np.add_argument('--lr', type=float)\n"
+        "p.add_argument('--per_device_train_batch_size', type=int)\np.add_argument('--output_dir')\n"
+    )
+    path = tmp_path / "run.sh"
+    path.write_text("accelerate launch train.py --fp16 --lr 1e-4 --per_device_train_batch_size 2 --output_dir out\n")
+    found = harden(path, facts={"cause": "fp16-overflow", "gpu": "A100"})
+    assert ("--bf16" in found.after) == (parser == "HfArgumentParser")
+    assert "--fp16" not in found.after

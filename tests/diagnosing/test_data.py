@@ -313,3 +313,42 @@ def test_boxes_without_area_in_each_layout_of_detection(tmp_path: Path) -> None:
         ("labels/a.txt", "degenerate-box", 1),
         ("instances.json", "degenerate-box", 0),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "told"),
+    [
+        ("sft.jsonl", [{"instruction": "a", "input": "", "output": w} for w in ("x", "", "y")], "row 1, output"),
+        (
+            "chat.jsonl",
+            [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": w}]} for w in ("a", " ")],
+            "row 1, messages: every answer is empty",
+        ),
+        ("chat.jsonl", [{"conversations": [{"from": "human", "value": "q"}]}], "holds no answer"),
+        (
+            "manifest.json",
+            [{"duration": d, "text": "a long transcript"} for d in (3.0, 0.05)],
+            "row 1, text: the target needs 17 steps, 0.05 s give 5",
+        ),
+        ("alpaca.json", [{"instruction": "a", "output": w} for w in ("x", "")], "row 1, output"),
+        ("cls.jsonl", [{"label": 12 if i == 7 else i % 3} for i in range(60)], "label 12 is far from the others"),
+    ],
+)
+def test_samples_without_an_answer(tmp_path: Path, name: str, rows: list[dict[str, object]], told: str) -> None:
+    path = tmp_path / name
+    listed = json.dumps(rows) if name == "alpaca.json" else "".join(f"{json.dumps(r)}\n" for r in rows)
+    path.write_text(listed)
+    [problem] = scan_data(path).problems
+    assert told in str(problem)
+    assert bool(problem.cause) == (name != "cls.jsonl")
+
+
+def test_conversations_and_labels_in_order(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    path = tmp_path / "data.jsonl"
+    rows = ({"messages": turns, "label": i % 40, "duration": 2.5 + i} for i in range(80))
+    path.write_text("".join(f"{json.dumps(r)}\n" for r in rows))
+    assert scan_data(path).problems == ()
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"lr": 0.1, "labels": [1, 2]}, indent=1))
+    assert "not read (.json)" in scan_data(tmp_path).notes[0]

@@ -219,7 +219,7 @@ def test_runs_beside_each_other_are_not_mixed(tmp_path: Path) -> None:
         text(tmp_path / name, rows(bad, "loss"))
     diagnosis = diagnose(tmp_path)
     assert diagnosis.verdict == "healthy"
-    assert diagnosis.notes[0] == "1 other run was not read: lr-high"
+    assert diagnosis.notes[0] == "1 other run was not diagnosed: lr-high"
 
 
 def test_ranks_of_one_run_are_all_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -471,3 +472,27 @@ def test_activations_near_the_end_of_fp16(tmp_path: Path, activation: int, near:
     lines += [{"step": i, "loss": "NaN", "activation": "NaN"} for i in range(41, 51)]
     (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert ("fp16 ends at 65,504" in evidence(diagnose(tmp_path, facts={"precision": "fp16"}))) is near
+
+
+def test_settings_that_trackers_keep(tmp_path: Path) -> None:
+    """W&B keeps the command line of a run, MLflow a file for each parameter."""
+    lines = "".join(f"step {i} loss {3 - i / 20 if i < 30 else math.nan:.3f}\n" for i in range(1, 40))
+    files = tmp_path / "wandb" / "wandb" / "run-1" / "files"
+    files.mkdir(parents=True)
+    files.joinpath("output.log").write_text(lines)
+    told = {
+        "program": "train.py",
+        "args": ["--lr", "0.1", "--fp16", "--batch-size", "16"],
+        "gpu": "Tesla V100-SXM2-16GB",
+    }
+    files.joinpath("wandb-metadata.json").write_text(json.dumps(told))
+    run = tmp_path / "mlflow" / "mlruns" / "0" / "abc"
+    for name in ("metrics", "params"):
+        run.joinpath(name).mkdir(parents=True)
+    run.joinpath("meta.yaml").write_text("run_id: abc\nstatus: 3\n")
+    run.joinpath("metrics", "loss").write_text("".join(f"{i} {'nan' if i > 20 else 2} {i}\n" for i in range(30)))
+    for name, value in {"lr": "0.1", "mixed_precision": "fp16", "batch_size": "16"}.items():
+        run.joinpath("params", name).write_text(value)
+    for tracker in ("wandb", "mlflow"):
+        held = {h.setting: h.value.partition(" ")[0] for h in diagnose(tmp_path / tracker).in_force}
+        assert {"precision": "fp16", "lr": "0.1", "batch": "16"}.items() <= held.items()

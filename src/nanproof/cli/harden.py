@@ -39,7 +39,7 @@ def command(
     escalate: int | None,
     project: str | None,
 ) -> int:
-    """Write a stable variant of CONFIG (YAML, JSON, TOML or Python), every change with its reason.
+    """Write a stable variant of CONFIG (YAML, JSON, TOML, Python or .sh), every change with its reason.
 
     Changes rest on evidence: what the config checks find, and facts given with --fact or by nanproof diagnose. What
     has no evidence is left alone, unless --conservative. Comments and layout are kept; the original is not touched.

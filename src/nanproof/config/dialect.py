@@ -21,6 +21,25 @@ _DEEPSPEED_PARTS = {
     "fp16.initial_scale_power",
     "fp16.hysteresis",
 }
+SECTIONS = (
+    "fp16",
+    "bf16",
+    "optimizer",
+    "scheduler",
+    "zero_",
+    "gradient_",
+    "train_",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "amp",
+    "activation_checkpointing",
+    "communication_",
+    "prescale_gradients",
+    "sparse_",
+    "data_types",
+    "flops_profiler",
+)
+"""How the keys begin that DeepSpeed reads from its file."""
 _TRANSFORMERS = {
     "per_device_train_batch_size",
     "num_train_epochs",

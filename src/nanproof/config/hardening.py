@@ -16,6 +16,7 @@ from pathlib import Path
 from .. import journal
 from ..errors import UsageError
 from .case import DEFAULTS, Case
+from .dialect import SECTIONS
 from .edits import CannotEdit, format_of, set_value
 from .evidence import Fact, Facts
 from .ladder import TOP, advice, climb
@@ -180,6 +181,7 @@ def _asked(case: Case, words: tuple[str, Plain]) -> Proposal:
     held = held or (case.value(key) if key in VOCABULARY else None)
     if held is None:
         _refuse_unknown(case, key)
+        _refuse_other_name(case, key)
         named = case.key(key) if key in VOCABULARY else None
         tool = f"{case.dialect}." if case.dialect in ("accelerate", "deepspeed") else ""
         key = named or f"{tool}{key}"
@@ -200,6 +202,21 @@ def _refuse_unknown(case: Case, key: str) -> None:
         return  # a new key in a section that exists
     hint = f"did you mean {near[0]}?" if near else "give a key that the config sets"
     raise UsageError(f"{case.path} has no key {key!r}", hint=hint)
+
+
+def _refuse_other_name(case: Case, key: str) -> None:
+    """A key for what the config sets under another name would be read by nobody, or fight with it."""
+    for concept, _ in concepts_of(key)[:1]:
+        held = case.value(concept)
+        if held is not None and held.path == case.path:
+            raise UsageError(
+                f"{case.path} has no key {key!r}: it sets {_label(held.key)} ({held.where})",
+                hint=f"did you mean {_label(held.key)}?",
+            )
+    if case.dialect == "deepspeed" and not any(key.startswith(section) for section in SECTIONS):
+        raise UsageError(
+            f"DeepSpeed reads no key {key!r} from {case.path}", hint=f"its sections are {', '.join(SECTIONS)}"
+        )
 
 
 def _is(proposal: Proposal, concept: str) -> bool:
@@ -231,6 +248,8 @@ class _Builder:
         try:
             self.source = set_value(self.source, _here(self.case, proposal.key), proposal.after)
         except CannotEdit as error:
+            if proposal.asked:  # what was asked for is done, or refused aloud
+                raise
             where = f" (its value stands in {held.where})" if held is not None and held.path != self.case.path else ""
             self.leave(Left(what=_label(proposal.key), why=f"{proposal.why}, but {error.message}{where}"))
             return

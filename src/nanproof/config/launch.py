@@ -85,6 +85,8 @@ def _started(source: Source, launch: Launch) -> Iterator[list[Word]]:
                     launch.environment[found[1]] = (found[2], line)
         elif words and PurePath(words[0][0]).name in _LAUNCHERS:
             yield words
+        elif words and words[0][0].endswith(".py") and "/" in words[0][0]:  # ./train.py --fp16
+            yield [("python", words[0][1]), *words]
 
 
 def _words(line: str, ends: str) -> list[str] | None:

@@ -13,8 +13,10 @@ The script is read back: if anything but the one setting changed, the edit is re
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from ..errors import UsageError
+from ..files import file_text
 from .launch import read_launch
 from .source import Source
 from .value import Plain, as_number
@@ -70,10 +72,25 @@ def _add(text: str, name: str, after: Plain, path: str) -> str:
     script = re.search(r"(?m)^(?![ \t]*#).*?\S+\.py(?=\s|$)", text)
     if script is None or after is False:
         raise UsageError(f"{name} is not set in {path}", hint="set it where the script has its default")
+    if _refuses(script[0].split()[-1], name, path):
+        raise UsageError(f"{script[0].split()[-1]} has no flag --{name}", hint="add it there first")
     explicit = re.search(r"--\w+[= ](?:True|true)\b", text)
     style = explicit[0][-4:] if explicit else ""
     words = f" --{name}" if after is True and not explicit else f" --{name} {_written(after, style)}"
     return text[: script.end()] + words + text[script.end() :]
+
+
+def _refuses(script: str, name: str, path: str) -> bool:
+    """Whether the script parses its own flags and does not know this one."""
+    for folder in (Path(), Path(path).parent, Path(path).parent.parent):
+        try:
+            code = file_text(folder / script, errors="replace")
+        except OSError:
+            continue
+        flag = re.sub(r"[-_]", "[-_]", re.escape(name).replace(r"\-", "-"))
+        parses = "add_argument(" in code and not re.search(r"HfArgumentParser|parse_known_args|OmegaConf|hydra", code)
+        return parses and re.search(rf"--{flag}[\"']", code) is None
+    return False
 
 
 def _written(after: Plain, before: str) -> str:

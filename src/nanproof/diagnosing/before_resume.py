@@ -207,25 +207,42 @@ def _data(configs: Sequence[Config], places: Places) -> Iterator[Check]:
             told = value.value
             if not isinstance(told, str) or not told or len(told) > 300:
                 continue
-            if value.name.lower() in _DATA_KEYS or Path(told).suffix.lower() in _DATA_SUFFIXES:
-                for base in (Path(), root, config.path.parent):
-                    if (base / told).exists():
-                        paths.setdefault(told, base / told)
+            file = Path(told).suffix.lower() in _DATA_SUFFIXES
+            if value.name.lower() in _DATA_KEYS or file:
+                there = next((b / told for b in (Path(), root, config.path.parent) if (b / told).exists()), None)
+                if there is not None:
+                    paths.setdefault(told, there)
+                elif file and not set(told) & set("*?{}$:"):
+                    words = f"{told} does not exist ({shorten(value.where, root)})"
+                    yield Check(point="data", verdict="doubtful", found=words)
+    classes = _classes(configs)
     if not paths:
         paths = {name_in(root, path): path for path in places.data}
     if not paths:
         words = "no training data found: no config names a path that exists here"
         yield Check(point="data", verdict="unknown", found=words)
     for name, path in paths.items():
-        report = scan_data(path)
-        for problem in [p for p in report.problems if p.cause][:10]:
-            yield Check(point="data", verdict="wrong", found=_named(name, str(problem)))
-        if report.ok:
+        report = scan_data(path, classes=classes)
+        told_of = sorted((p for p in report.problems if p.cause or p.kind in _ODD), key=lambda p: not p.cause)
+        for problem in told_of[:10]:
+            worth: Verdict = "wrong" if problem.cause else "doubtful"
+            yield Check(point="data", verdict=worth, found=_named(name, str(problem)))
+        if report.ok and not told_of:
             files = "" if path.is_file() else f"{report.files:,} files, "
             words = f"{name}: {files}{report.rows:,} rows, finite and in range"
             yield Check(point="data", verdict="ok", found=words)
-        elif not report.files:
+        elif not report.files and not told_of:
             yield Check(point="data", verdict="unknown", found=f"{name}: no file of a format that can be read here")
+
+
+_ODD = ("out-of-range", "ignored-label", "empty")
+
+
+def _classes(configs: Sequence[Config]) -> int | None:
+    """The number of classes, where the configs agree on one."""
+    names = ("num_classes", "n_classes", "num_labels", "nclasses", "n_class", "num_class")
+    told = {int(v.number) for c in configs for v in c.settings if v.name.lower() in names and v.number and v.number > 1}
+    return told.pop() if len(told) == 1 else None
 
 
 def _named(name: str, problem: str) -> str:

@@ -11,7 +11,7 @@ from ..records import to_json
 from .bugs import find_bugs
 from .engine import Confidence, Ranked, excluded, rank
 from .evidence import Evidence, Fact
-from .questions import Question, best_questions
+from .questions import Question, best_questions, open_question
 from .vocabulary import BREAKS, FLAGS
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ def conclude(evidence: Evidence, *, commands: Commands | None = None, **rest: An
     healthy = bool(suspects) and suspects[0].harmless and suspects[0].confidence != "possible"
     sure = bool(suspects) and suspects[0].confidence == "strong"
     fine = not broke and bool(evidence.named("ended-outside"))  # nothing went wrong that a question could explain
-    asked = () if sure or healthy or fine else best_questions(evidence, ranked, limit=1)
+    asked = best_questions(evidence, ranked, limit=1) if broke else open_question(evidence)
+    asked = () if sure or healthy or fine else asked
     missing = tuple(_missing(q, build) for q in asked)
     first = next((s for s in suspects if broke or healthy or not s.harmless), None)
     ended = next((f"{f.words} ({f.where})" for f in evidence.named("ended-outside")), "")

@@ -177,10 +177,21 @@ QUESTIONS = (
         effort=1.5,
     ),
 )
-BY_NAME: Mapping[str, Question] = {q.name: q for q in QUESTIONS}
+WHETHER = Question(
+    name="ran",
+    asks="what did the loss do?",
+    answers={"fell": "loss-finite", "nan": "loss-nan", "grew": "loss-ran-away", "stood-still": "no-learning"},
+)
+"""What is asked where nothing shows that a run broke, nor that it did not."""
+BY_NAME: Mapping[str, Question] = {q.name: q for q in (*QUESTIONS, WHETHER)}
 
 CONSIDERED = 6
 WORTH_ASKING = 0.04
+
+
+def open_question(evidence: Evidence) -> tuple[Question, ...]:
+    """What to ask where nothing shows that a run broke, nor that it did not."""
+    return () if answered(WHETHER, evidence) else (WHETHER,)
 
 
 def best_questions(evidence: Evidence, ranked: Sequence[Ranked], limit: int = 3) -> tuple[Question, ...]:

@@ -37,6 +37,7 @@ from .sources.in_force import (
     Setting,
     head_of,
     interpret,
+    plain_value,
     read_header,
     read_python,
     read_settings,
@@ -93,7 +94,7 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, gpu: str = "") -> Run:
     no_reports: tuple[Part, tuple[ScanReport, ...]] = (nothing, ())
     configs = attempt("config", no_configs, lambda: find_configs(places.configs, root, _runs(places)))
     every = next((v.number for c in configs for v in c.settings if v.name == "logging_steps" and v.number), None)
-    logs, series = attempt("log", no_series, lambda: read_logs(places.logs, root, every))
+    logs, series = attempt("log", no_series, lambda: read_logs(places.logs, root, every, places.earlier))
     found = list(places.checkpoints)
     checkpoints, reports = attempt(
         "checkpoint", no_reports, lambda: read_checkpoints(found, _broke_at(series), _began(series))
@@ -203,6 +204,10 @@ def _settings(
     for source in shown_commands(places):
         for value in read_launch(source).values:
             yield from interpret(value.key, value.value, source.path, COMMAND)
+    for log in places.logs:
+        if log.format == "mlflow" and (Path(log.path) / "params").is_dir():
+            for file in sorted((Path(log.path) / "params").iterdir())[:500]:
+                yield from interpret(file.name, plain_value(file_text(file)), name_in(root, file), RUN_CONFIG)
     runs = _runs(places)
     for config in configs:
         if config.kind == "python":

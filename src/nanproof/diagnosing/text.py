@@ -20,8 +20,12 @@ from collections.abc import Callable, Iterator
 from .diagnosis import Diagnosis, Missing, Suspect
 
 WIDTH = 100
-ALSO, EVIDENCE, MOMENTS, HELD = 2, 3, 2, 6
-"""How much of each one screen shows; ``full`` shows all."""
+SCREEN = 24
+"""The lines of a screen; ``full`` is as long as it gets."""
+EVIDENCE, MOMENTS, HELD = 3, 2, 6
+"""How much of each a screen shows at most."""
+STEPS = ((2, 4, 2), (2, 3, 1), (1, 3, 1), (1, 2, 1), (1, 1, 1), (0, 1, 1))
+"""Other causes, lines of an entry of the first, of another one: the first that fits the screen is taken."""
 WORTH_A_WORD = 0.03
 """The part of the probability below which another cause is not worth a word beside the first."""
 Style = Callable[[str, str], str]
@@ -34,18 +38,25 @@ def _unstyled(text: str, kind: str) -> str:
 
 def as_text(diagnosis: Diagnosis, *, full: bool = False, width: int = WIDTH, style: Style = _unstyled) -> str:
     """The diagnosis for a terminal, one screen of it unless ``full``."""
-    page = _Page(diagnosis, full, max(40, min(width, 120)), style)
-    blocks = [list(page.held()), list(page.story()), list(page.verdict()), list(page.notes())]
-    if full:
-        looked = [f"{x.mark} {plain(x.what):<12} {plain(x.found)}" for x in diagnosis.checklist]
-        blocks.insert(0, looked)
-        blocks[2:2] = [[f"{title}:", *text.splitlines()] for title, text in diagnosis.tables.items()]
-    return "\n\n".join("\n".join(b) for b in blocks if b)
+    text = ""
+    for others, lines, short in ((len(diagnosis.causes), 0, 0),) if full else STEPS:
+        page = _Page(diagnosis, full, max(40, min(width, 120)), style, others=others, lines=lines, short=short)
+        blocks = [list(page.held()), list(page.story()), list(page.verdict()), list(page.notes())]
+        if full:
+            blocks.insert(0, [f"{x.mark} {plain(x.what):<12} {plain(x.found)}" for x in diagnosis.checklist])
+            blocks[2:2] = [[f"{title}:", *text.splitlines()] for title, text in diagnosis.tables.items()]
+        text = "\n\n".join("\n".join(b) for b in blocks if b)
+        if text.count("\n") < SCREEN:
+            break
+    return text
 
 
 class _Page:
-    def __init__(self, diagnosis: Diagnosis, full: bool, width: int, style: Style) -> None:
+    def __init__(
+        self, diagnosis: Diagnosis, full: bool, width: int, style: Style, *, others: int, lines: int, short: int
+    ) -> None:
         self._d, self._full, self._width, self._style = diagnosis, full, width, style
+        self._others, self._lines, self._short = others, lines, short
 
     def held(self) -> Iterator[str]:
         """The settings in force, with what contradicts them."""
@@ -59,7 +70,7 @@ class _Page:
         warned = [m for m in later if m.what.startswith("early warning")]  # the log had it before the run broke
         for i, moment in enumerate((*moments, *(later if self._full else warned[:1]))):
             head = "Log" if not i else ""
-            yield from self._wrap(f"{head:<10}{plain(moment.when)}: {plain(moment.what)}", 12)
+            yield from self._cut(f"{head:<10}{plain(moment.when)}: {plain(moment.what)}", 12, self._lines)
 
     def verdict(self) -> Iterator[str]:
         diagnosis = self._d
@@ -73,7 +84,7 @@ class _Page:
             return
         if diagnosis.verdict == "unknown":
             yield from self._wrap("Cannot tell: no log here shows that the run broke, nor that it is healthy.", 2)
-            for i, cause in enumerate([c for c in causes if not c.harmless][:ALSO]):
+            for i, cause in enumerate([c for c in causes if not c.harmless][: max(1, self._others)]):
                 yield from self._also(cause, "Risk")
                 yield from self._commands("run", cause.commands if not i else ())
             yield from self._ask(diagnosis.missing)
@@ -83,7 +94,7 @@ class _Page:
         else:
             yield from self._suspect(causes[0], _HEADS[causes[0].confidence], causes[0].confidence)
         others = [c for c in causes[1:] if self._full or c.share >= WORTH_A_WORD]
-        for cause in others if self._full else others[:ALSO]:
+        for cause in others[: self._others]:
             yield from self._also(cause, "Also possible")
         yield from self._ask(diagnosis.missing)
 
@@ -104,7 +115,7 @@ class _Page:
 
     def _also(self, cause: Suspect, word: str) -> Iterator[str]:
         yield from self._wrap(f"{word}: {cause.title} ({cause.name}, {cause.confidence})", 2)
-        yield from self._entry("evidence", cause.evidence if self._full else cause.evidence[:1])
+        yield from self._entry("evidence", cause.evidence if self._full else cause.evidence[:1], self._short)
 
     def _ask(self, missing: tuple[Missing, ...]) -> Iterator[str]:
         for question in missing:
@@ -112,9 +123,19 @@ class _Page:
             yield from self._wrap(f"To decide: {question.asks}{several}", 2)
             yield from self._commands("run", question.commands)
 
-    def _entry(self, name: str, lines: tuple[str, ...]) -> Iterator[str]:
+    def _entry(self, name: str, lines: tuple[str, ...], most: int | None = None) -> Iterator[str]:
+        most = self._lines if most is None else most
         for i, line in enumerate(lines):
-            yield from self._wrap(f"  {name if not i else '':<10}{plain(line)}", 14)
+            yield from self._cut(f"  {name if not i else '':<10}{plain(line)}", 14, 0 if name == "repair" else most)
+
+    def _cut(self, text: str, indent: int, most: int) -> Iterator[str]:
+        """At most so many lines, if any number is given; … stands for the rest."""
+        lines = list(self._wrap(text, indent))
+        if 0 < most < len(lines):
+            last = lines[most - 1]
+            room = last if len(last) <= self._width - 2 else last.rpartition(" ")[0]
+            lines[most - 1 :] = [f"{room} …"]
+        yield from lines
 
     def _commands(self, name: str, commands: tuple[str, ...]) -> Iterator[str]:
         """Never wrapped: a command is copied as it stands."""

@@ -99,6 +99,7 @@ SIGNS: Mapping[str, str] = {
     "distribution-failed": "a distribution was given invalid parameters",
     "divides-by-count": "a loss is divided by a count that can be 0",
     "divides-by-std": "values are divided by their standard deviation",
+    "empty-split": "a split of the data is empty",
     "empty-tensor": "the log prints a tensor without elements",
     "grad-nan-skipped": "single gradient norms are NaN while the loss goes on falling",
     "half-weights": "the weights are cast to fp16",
@@ -107,6 +108,7 @@ SIGNS: Mapping[str, str] = {
     "labels-truncated": "labels are cut to a length",
     "left-padding": "sequences are padded on the left",
     "loss-infinite-first": "the loss is infinite before it is NaN",
+    "learned-first": "the loss fell over many points before it broke",
     "loss-turned-zero": "the logged loss turned to exactly 0.0 and stayed there",
     "loss-ran-away": "the loss grew out of bounds",
     "lr-negative": "the learning rate is negative",
@@ -123,6 +125,7 @@ SIGNS: Mapping[str, str] = {
     "selects-after": "torch.where selects after an operation without a gradient",
     "tiny-eps": "the code adds an eps that is 0 in fp16",
     "tiny-eps-at-one": "the code takes an eps from 1 that half precision cannot tell from 1",
+    "std-of-batch": "a deviation is taken over the samples of a batch",
     "scheduler-rebuilt": "the scheduler is rebuilt on resume",
 }
 """What files show beyond the flags that a description can carry."""

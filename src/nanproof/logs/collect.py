@@ -83,6 +83,9 @@ class Collector:
         epoch = numbers.of(flat[plan.epoch]) if plan.epoch else None
         prefix = f"{flat[plan.mode]}/" if plan.mode and is_eval(flat[plan.mode]) else ""
         values = {prefix + k: v for k in plan.columns if (v := read_value(k, flat[k])) is not None}
+        for key in plan.telling if len(values) < len(plan.columns) else ():
+            if isinstance(flat[key], str) and flat[key] and prefix + key not in values:
+                self.gap(prefix + key, f"{key}: {flat[key]}", step)
         return self.place(values, step=step, epoch=epoch, counts=plan.counts and not prefix)
 
     def place(
@@ -248,6 +251,10 @@ class Collector:
         )
         (first if len(first) < EVENTS else last).append(event)
         self._counts[kind] = self._counts.get(kind, 0) + 1
+
+    def gap(self, name: str, text: str, step: int | None = None, line: int | None = None) -> None:
+        """A value of a loss or a norm that was written as no number: a dash, a word, nothing."""
+        self.event("gap", text, name=name, step=step, line=line)
 
     def note(self, text: str, count: int = 1) -> None:
         """Something that could not be read or was left out; equal notes are counted."""

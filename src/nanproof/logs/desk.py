@@ -24,6 +24,7 @@ from typing import Any
 
 from . import numbers
 from .collect import Collector
+from .gaps import Gaps
 from .grammar import LINE, Layout, Reading, find_pairs, is_heading, read_pairs
 from .grammars import GRAMMARS
 from .grammars.bar import Bars
@@ -72,6 +73,10 @@ _NAN_VALUE = re.compile(
     rb"|\b(?:np|numpy|torch|math|float\d*)[.(])\s*"
     rb"[-+]?nan(?![a-z_])|\s[-+]?nan\W{0,3}$|\w\s[-+]nan\b|1\.\#(?:qnan|snan|ind)"
 )
+# a finite norm beside its running mean, which one NaN before has spoiled
+_NORM_MEAN = re.compile(rb"(?i)(\b(?:grad\w*|g)[ _]?norm\W{1,3}\d[\d.e+-]*)\s\(nan\)")
+_TENSOR = re.compile(rb"(?i)\b(?:weights?|bias(?:es)?|params?|parameters?|logits?|activations?|hidden|embeddings?)\b")
+_EMPTY = re.compile(rb"(?i)\b(?P<name>\w*loss\w*)\s?=\s?(?=[,\]])")
 _OF_NOTHING = re.compile(rb"\bcount: 0\s*$")  # darknet's means over no box of a batch: NaN, and no harm
 _LOSSES = re.compile(rb"\b[Ll]osses: \[([^\]]{1,400})\]")
 _NUMBERS = re.compile(rb"(?<![\w.])" + numbers.NUMBER)
@@ -90,6 +95,23 @@ _CHINESE = {
         "ロス": b" loss ",
         "손실": b" loss ",
         "第": b" ",
+        "損失": b" loss ",
+        "エポック": b" epoch ",
+        "에폭": b" epoch ",
+        "потери": b"loss",
+        "Потери": b"loss",
+        "эпоха": b"epoch",
+        "Эпоха": b"epoch",
+        "pérdida": b"loss",
+        "Pérdida": b"loss",
+        "época": b"epoch",
+        "Época": b"epoch",
+        "Époque": b"epoch",
+        "époque": b"epoch",
+        "—": b"-",
+        "非数": b"nan",
+        "∞": b"inf",
+        **{chr(ord("０") + i): str(i).encode() for i in range(10)},
     }.items()
 }
 _TELLING = frozenset({"loss", "component", "grad_norm", "eval"})
@@ -113,6 +135,9 @@ class Desk:
         self._names: dict[str, str] = {}
         """Names as they were written first: "Loss is nan" belongs to the loss of the lines before."""
         self._templates = Templates()
+        self._gaps = Gaps()
+        self._cut = False
+        """Whether the line that is read now has no end: it may have been cut while it was written."""
         self._ours = False
         """Whether the line before was the guard's."""
         self._block = False
@@ -137,8 +162,10 @@ class Desk:
 
     def close(self) -> None:
         """The file is at its end: its last line counts, even without a newline."""
+        self._cut = True
         self._take([(number, _translate(line)) for number, line in self._lines.rest()])
         self.settle()
+        self._tracebacks.close()
         self._tables.close()
         self._shapes.close()
         if self._lines.cut:
@@ -299,15 +326,25 @@ class Desk:
             return
         seen = self.collector.nonfinite_seen
         stripped = _RANK.sub(b"", piece) if piece[:1] in b"[(" else piece
+        if not self._words_only and (lacking := self._gaps.find(stripped, cut=self._cut)):
+            self.release(None)
+            self.collector.gap(lacking, stripped.strip().decode("utf-8", "replace"), read_pairs(stripped).step, number)
+            return
         recipe = self._read_piece(stripped, number)
+        if recipe is not None and recipe.layout is not None:
+            self._gaps.learn(stripped, recipe.layout)
         lower = piece.lower()
+        if b"nan)" in lower and _NORM_MEAN.search(piece):
+            self.collector.event("warning", "the running mean of the norm is NaN", name="norm-in-mean", line=number)
+            piece = _NORM_MEAN.sub(rb"\1", piece)
+            lower = piece.lower()
         unread = self.collector.nonfinite_seen == seen and not self.waits and (b"nan" in lower or b"1.#" in lower)
         if recipe is not None and recipe.bar is not None and self._bars.nonfinite:
             unread = False
         if (
             unread
             and not _OF_NOTHING.search(piece)
-            and METRIC.search(piece)
+            and (METRIC.search(piece) or _TENSOR.search(piece))
             and _NAN_VALUE.search(piece)
             and not _CODE.match(piece)
         ):
@@ -333,6 +370,8 @@ class Desk:
         listed = b"osses: [" in piece
         if listed:
             piece = _LOSSES.sub(_numbered, piece)
+        if b"%|" in piece and (empty := _EMPTY.search(piece)) is not None:
+            self.collector.gap(empty["name"].decode(), piece.strip().decode("utf-8", "replace")[-80:], line=number)
         rest = self._bars.take(piece)
         if rest is piece or rest.strip():
             self.release(None)

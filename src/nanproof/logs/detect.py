@@ -10,6 +10,7 @@ import orjson
 
 from .collect import Collector
 from .desk import Desk
+from .readers.history import HistoryStream, is_history
 from .readers.notebook import NotebookStream, is_notebook
 from .readers.sheet import SheetStream, read_header
 from .readers.tensorboard import EventStream, is_events
@@ -51,6 +52,8 @@ def find_stream(head: bytes) -> tuple[str, Callable[[Collector], Stream]]:
         return "trainer state", StateStream
     if is_notebook(head):
         return "notebook", NotebookStream
+    if is_history(head):
+        return "history", HistoryStream
     if is_binary(head):
         return "binary", Nothing
     lines = head.lstrip(b"\xef\xbb\xbf\r\n").split(b"\n", 2)

@@ -111,6 +111,14 @@ _HINTS = (
     b"trl:",
     b"tel:",
     b"exception",
+    b"runtimewarning",
+    b"p\xc3\xa9rdida",
+    b"perda",
+    b"perte",
+    b"verlust",
+    b"\xe6\x90\x8d\xe5\xa4\xb1",
+    b"\xec\x86\x90\xec\x8b\xa4",
+    b"\xd0\xbf\xd0\xbe\xd1\x82\xd0\xb5\xd1\x80",
     b"\xe6\x8d\x9f\xe5\xa4\xb1",
 )
 """In a log of training there is one of these; looking for them is much quicker than reading."""
@@ -188,8 +196,8 @@ def _look_at_file(path: Path) -> Iterator[LogFile]:
 
 
 def _parts(path: Path, name: str, head: bytes) -> list[bytes]:
-    """The lines at the beginning and at the end of a file; a notebook can only be read as a whole."""
-    if name == "notebook":
+    """The lines at the beginning and at the end of a file; a notebook or a history can only be read as a whole."""
+    if name in ("notebook", "history"):
         return [head_of(path, LARGEST)]
     return [head] if len(head) < HEAD else [head[: head.rfind(b"\n") + 1], _end_of(path)]
 
@@ -198,9 +206,8 @@ def _tells(series: Series) -> bool:
     """Whether this is the log of a training: it has a loss or a norm, or it says that one of them is bad."""
     if any(c.role in _TELLING for c in series.columns.values()):
         return True
-    return any(
-        e.kind in ("nan", "exception", "overflow", "hardware") or e.name == "labels-masked" for e in series.events
-    )
+    kinds, names = ("nan", "exception", "overflow", "hardware"), ("labels-masked", "invalid-value")
+    return any(e.kind in kinds or e.name in names for e in series.events)
 
 
 def _runs(path: Path) -> Iterator[LogFile]:

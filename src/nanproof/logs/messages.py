@@ -93,6 +93,14 @@ _TABLE: tuple[tuple[str, EventKind, str], ...] = (
         "warning",
         r"RuntimeWarning: (?P<what>invalid value|divide by zero|overflow) encountered in (?P<where>\w+)",
     ),
+    (
+        "empty-split",
+        "warning",
+        r"\b(?:train|val|valid|test|eval|dev)\w*(?: data)?[ -]?(?:set|split|loader|data|samples)\b"
+        r".{0,20}?(?:\bhas|:|=) ?0\b(?!\.)"
+        r"|\b0 (?:train|val|test|eval|dev)\w* (?:samples|examples|images|batches|rows|interactions)\b"
+        r"|\bmean of empty slice\b",
+    ),
     ("empty-tensor", "warning", r"\btensor\(\[\](?:, |\))|torch\.Size\(\[(?:\d+, )*0(?:, \d+)*\]\)"),
     ("scheduler-order", "warning", r"`?lr_scheduler\.step\(\)`? before `?optimizer\.step\(\)"),
     (
@@ -150,6 +158,7 @@ _TRIGGER = re.compile(
     rb"|assert|target|could not find|invalid (?:value|load)|eof|streamreader|corrupt|deserializ|underflow"
     rb"|collective|roll|revert|skip|stop|abort|terminat|exit|kill|sig[tkias]|cancel|slurm|resum|continu|restor|load"
     rb"|sav|writ|wrot|checkpoint|training|oom|warn|checksum|integrity|interrupt|no space|quota"
+    rb"|has 0|\b0 (?:train|val|test|eval|dev)|(?:set|split|loader|data|samples)[:=] ?0|empty slice"
     rb"|segmentation|core dumped|bus error|illegal inst|fatal python|diverg|explod"
 )
 OUTSIDE = frozenset({"out-of-memory", "disk-full", "interrupted", "killed"})

@@ -76,7 +76,9 @@ IGNORED = frozenset(
     }
 )
 
-_EVAL = frozenset({"eval", "val", "valid", "validation", "test", "dev", "evaluation", "tel", "vel", "holdout"})
+_EVAL = frozenset(
+    {"eval", "val", "valid", "validation", "validate", "test", "dev", "evaluation", "tel", "vel", "holdout"}
+)
 _AVERAGED = frozenset({"avr", "avg", "average", "running", "mean", "smoothed"})
 # Words that say how a value was taken, not what it is.
 _DECORATION = frozenset(
@@ -173,7 +175,7 @@ _NOT_A_LOSS = frozenset(
     }
 )
 _RECORDS = frozenset({"best", "min", "max", "target", "lowest", "minimum"})
-_LOSS_WORDS = frozenset({"nll", "kld", "bce", "mse", "mae", "ce", "cost", "objective"})
+_LOSS_WORDS = frozenset({"nll", "kld", "bce", "mse", "mae", "ce", "cost", "objective", "verlust", "perte", "perda"})
 _PADDLE = frozenset({"batch", "data", "reader"})
 _TOTAL = (
     "loss",
@@ -204,7 +206,11 @@ _TIMES = r"(?: (?:iterations?|iters?|steps?|batches|updates?|count))"
 _SKIPPED = re.compile(rf"(?:number |num |n )?(?:skipped|skips|overflows?){_TIMES}?")
 _BAD = r"(?:nans?|infs?|nonfinite|non finite)"
 _HOLDERS = r"(?: (?:params?|parameters|grads?|gradients|weights|tensors|values|elements|losses|samples))"
-_NAN_COUNT = re.compile(rf"(?:number |num |n ){_BAD}(?:{_TIMES}|{_HOLDERS})?|{_BAD}(?:{_TIMES}|{_HOLDERS})(?: count)?")
+_SHARE = "(?:frac|fraction|ratio|percent|pct|share)"
+_NAN_COUNT = re.compile(
+    rf"{_SHARE} (?:of )?{_BAD}|{_BAD} {_SHARE}"
+    rf"|(?:number |num |n ){_BAD}(?:{_TIMES}|{_HOLDERS})?|{_BAD}(?:{_TIMES}|{_HOLDERS})(?: count)?"
+)
 _ROLES: tuple[tuple[re.Pattern[str], Role], ...] = (
     (_SKIPPED, "skipped"),
     (_NAN_COUNT, "nan_count"),

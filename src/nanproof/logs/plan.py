@@ -32,7 +32,8 @@ class Plan(NamedTuple):
     columns: tuple[str, ...]
     counts: bool
     """Whether such a record is a step of training, and not only a judgement between two."""
-    nested: bool = False
+    telling: tuple[str, ...] = ()
+    """The columns of losses and norms."""
 
 
 def make_plan(keys: tuple[str, ...]) -> Plan:
@@ -42,8 +43,9 @@ def make_plan(keys: tuple[str, ...]) -> Plan:
     limits = tuple((key, attribute) for attribute, key in named if key is not None)
     taken = {step, epoch, mode, *(key for key, _ in limits)}
     columns = tuple(k for k in keys if k not in taken and wanted(k))
-    counts = any(meaning(k).role in ("loss", "component", "grad_norm") for k in columns)
-    return Plan(step, epoch, mode, limits, columns, counts)
+    telling = tuple(k for k in columns if meaning(k).role in ("loss", "component", "grad_norm", "eval"))
+    counts = any(meaning(k).role != "eval" for k in telling)
+    return Plan(step, epoch, mode, limits, columns, counts, telling)
 
 
 def wanted(key: str) -> bool:
@@ -115,6 +117,8 @@ def make_block(plan: Plan, keys: tuple[str, ...], records: Sequence[dict[str, An
                 epochs = np.frombuffer(array("d", values), np.float64)
             elif key in plan.columns:
                 columns.append(_column(key, values))
+                if key in plan.telling and any(isinstance(v, str) and v and numbers.of(v) is None for v in values):
+                    return None  # a word where a number belongs is told one by one
     except (KeyError, TypeError, OverflowError):
         return None
     if steps is None or (epochs is not None and not (np.abs(epochs) < 2**53).all()):

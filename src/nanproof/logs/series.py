@@ -40,6 +40,7 @@ EventKind = Literal[
     "hardware",
     "incident",
     "file",
+    "gap",
 ]
 
 

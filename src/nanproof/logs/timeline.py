@@ -14,9 +14,12 @@ loss stays NaN for the last 60 steps (60 % of the run)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from .messages import AFTERMATH, OUTSIDE
 from .moments.failure import ORDER, find_dead, find_missing, find_nonfinite, find_zeros
@@ -26,7 +29,7 @@ from .moments.rates import find_frozen, find_jumps, find_negative
 from .moments.scale import find_scale, find_skips
 from .moments.spikes import find_growth, find_spikes
 from .moments.words import find_outside, find_resumes, find_words
-from .series import Series, Unit
+from .series import Column, Series, Unit
 from .shapes import METRIC
 
 Outcome = Literal["healthy", "intermittent", "dead", "stopped", "useless", "empty"]
@@ -43,6 +46,7 @@ _HARD: tuple[MomentKind, ...] = (
     "incident",
     "dead",
 )
+_PERPLEXITY = re.compile(r"(?i)\bppl\b|perplexity")
 _WHOLE: tuple[MomentKind, ...] = ("flat", "chance")
 
 
@@ -106,6 +110,8 @@ def timeline(series: Series) -> Timeline:
         *find_dead(series),
         *find_missing(series),
     ]
+    if reward_of(series) is not None:
+        found = [m for m in found if not _of_policy(m)]
     told = [c for c in series.columns.values() if c.role in ORDER and len(c)]
     segments = series.segments
     return Timeline(
@@ -136,9 +142,33 @@ def _outcome(series: Series, moments: list[Moment]) -> Outcome:
     if kinds & {"hidden-nan", "message", "nan-iterations"} or any(_hurts(series, m) for m in moments):
         return "intermittent"
     grown = any(m.kind == "growth" and series.columns[m.column].role != "grad_norm" for m in moments)
-    wrong = {"masked-loss", "missing-loss", "flat", "chance", "divergence", "lr-negative", "scale-collapse"}
+    wrong = {
+        *("masked-loss", "missing-loss", "flat", "chance", "divergence", "lr-negative", "lr-grown", "scale-collapse"),
+        *("frozen-loss", "zero-grad"),
+    }
     fell = any(m.kind == "negative-loss" and m.numbers["lowest"] < BOTTOM for m in moments)
     return "useless" if grown or fell or kinds & wrong else "healthy"
+
+
+def _starts_late(column: Column) -> bool:
+    """Whether a metric has no value at first, and then always: a window that has to fill."""
+    first = int(np.argmin(column.bad))
+    return first >= 2 and not column.bad[first:].any() and len(column) >= 4 * first
+
+
+_REWARD = re.compile(r"(?i)(?:\w+/)?(?:mean[ _])?(?:ep_rew_mean|rewards?)(?:/mean|_mean)?")
+SMALL = 1.0
+
+
+def reward_of(series: Series) -> Column | None:
+    """What a policy is trained for."""
+    return next((c for c in series.columns.values() if _REWARD.fullmatch(c.name) and len(c)), None)
+
+
+def _of_policy(moment: Moment) -> bool:
+    """Whether this is the course of a small surrogate loss, which goes up and down while a policy gets better."""
+    kinds = ("spike", "growth", "divergence", "flat", "negative-loss")
+    return moment.kind in kinds and "norm" not in moment.column and abs(moment.value or 0.0) < SMALL
 
 
 def stops(series: Series, moment: Moment) -> bool:
@@ -157,6 +187,12 @@ def _hurts(series: Series, moment: Moment) -> bool:
     if moment.kind != "nonfinite":
         return False
     column = series.columns[moment.column]
+    if _PERPLEXITY.search(column.name) and bool((column.values[column.bad] == np.inf).all()):
+        beside = [series.beside(column.only(column.bad), c) for c in (*series.evals, *series.of("loss"))]
+        if not column.bad[-1] or any(bool(np.isfinite(v).all()) for v in beside):
+            return False  # exp of a loss that is large and finite
+    if column.role == "other" and METRIC.search(moment.column.encode()) is None and _starts_late(column):
+        return False
     known = column.role != "other" or METRIC.search(moment.column.encode()) is not None
     whole = series.loss is None and any(len(c) and series.matched(c, column).all() for c in series.components)
     return known or whole or moment.numbers["count"] < moment.numbers["points"]

@@ -26,11 +26,18 @@ class Tracebacks:
         self.open = 0
         """How many lines the traceback has that is being read."""
         self._place = ""
+        self._line = 0
+
+    def close(self) -> None:
+        """A traceback that the log ends in has no last line to tell the error by."""
+        if self.open:
+            details = {"error": "", **({"where": self._place} if self._place else {})}
+            self._collector.event("exception", "a traceback that was cut off", line=self._line, details=details)
 
     def take(self, line: bytes, number: int) -> bool:
         """Whether the line belongs to a traceback or ends a program by itself."""
         if b"Traceback (most recent" in line[:200]:
-            self.open, self._place = 1, ""
+            self.open, self._place, self._line = 1, "", number
             return True
         error = _ANY.match(line, 0, 300) if self.open else _ERROR.match(line.lstrip(), 0, 300)
         if error is not None:

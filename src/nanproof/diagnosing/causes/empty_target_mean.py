@@ -45,6 +45,7 @@ label is masked and nothing is learned.""",
         pro("points", both(flag("divides-by-count"), BROKEN), "the code divides by a count that can be 0"),
         pro("suggests", both(flag("divides-by-count"), flag("one-component-nan")), "and one term is NaN first"),
         pro("points", both(flag("empty-tensor"), BROKEN), "a tensor without elements was printed"),
+        pro("names", both(flag("empty-split"), either(BROKEN, flag("eval-only-nan"))), "a split of the data is empty"),
         pro(
             "suggests",
             both(flag("ignores-labels"), either(flag("one-component-nan"), IN_SOME_BATCHES)),
@@ -78,7 +79,7 @@ label is masked and nothing is learned.""",
             "than -100 in one batch before training",
             when=either(
                 about("template", "ignored-labels"),
-                flag("labels-all-masked", "loss-zero-grad-zero", "response-template"),
+                flag("labels-all-masked", "loss-zero-grad-zero", "response-template", "labels-truncated"),
             ),
         ),
         Remedy(

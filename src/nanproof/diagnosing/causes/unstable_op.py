@@ -61,6 +61,12 @@ until training reaches the pole.""",
         ),
         pro("suggests", both(flag("pole-in-code"), flag("one-component-nan")), "one loss term broke first"),
         pro(
+            "points",
+            both(flag("std-of-batch"), BROKEN),
+            "the deviation over a batch of one sample is NaN",
+            unless=flag("data-constant"),
+        ),
+        pro(
             "proves",
             both(flag("divides-by-std"), number("batch", below=1.5)),
             "the standard deviation of a batch of one is NaN",

@@ -21,11 +21,9 @@ FLAGS = {
 
 def facts_of(report: DataReport) -> tuple[Fact, ...]:
     """One fact for each kind of problem, with the first place it was seen at; or that the data is clean."""
-    if report.ok:
-        return (Fact(name="data-clean", where=report.path),)
     found: dict[str, Fact] = {}
     for problem in report.problems:
         flag = FLAGS.get(problem.kind)
         if flag and flag not in found:
             found[flag] = Fact(name=flag, where=report.path, words=str(problem))
-    return tuple(found.values())
+    return tuple(found.values()) if found or not report.ok else (Fact(name="data-clean", where=report.path),)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .piece import Piece, Values
 from .report import Kind
@@ -18,8 +19,14 @@ IGNORED = (-100, -1)  # what losses leave out
 _LABEL = re.compile(r"(?:^|[_./-])(?:labels?|targets?|class(?:es)?|category(?:_ids?)?|y|answer)$", re.I)
 _BOX = re.compile(r"(?:^|[_./-])(?:b?box(?:es)?|bboxes)$", re.I)
 _TEXT = re.compile(
-    r"(?:^|[_./-])(?:text|content|document|prompt|completion|response|transcript|caption|sentence|body)$", re.I
+    r"(?:^|[_./-])(?:text|content|document|prompt|completion|response|transcript|caption|sentence|body"
+    r"|output|chosen|rejected|summary|highlights|question)$",
+    re.I,
 )
+_TURNS = re.compile(r"(?:^|[_./-])(?:messages|conversations?|dialog(?:ue)?|turns)$", re.I)
+_SECONDS = re.compile(r"^(?:duration|audio_duration|seconds)$", re.I)
+FRAMES = 100
+"""Frames of speech in a second, as nearly all features have them."""
 _SIZE = re.compile(r"^(?:w|h|width|height|bbox_width|bbox_height|box_w|box_h)$", re.I)
 _INPUT = re.compile(
     r"^(?:input|audio|frame|feature|time)s?_?(?:lengths?|len|frames|steps)$|^num_frames$|^n_frames$", re.I
@@ -61,6 +68,8 @@ class Meaning:
                 yield from _boxes(piece.first, name, values)
             if _TEXT.search(name) and isinstance(values, list) and not self.is_label(name):
                 yield from _texts(piece.first, name, values)
+            if _TURNS.search(name) and isinstance(values, list):
+                yield from _turns(piece.first, name, values)
         yield from _sizes(piece)
         yield from self._ctc(piece)
 
@@ -77,6 +86,7 @@ class Meaning:
                 yield from (
                     Fault("ignored-label", name, first + int(r), MINUS_ONE) for r in np.flatnonzero(values == -1)
                 )
+                yield from self._strays(first, name, values)
             if values.ndim > 1 and values.shape[1]:
                 masked = np.isin(values, IGNORED[:1]).reshape(len(values), -1).all(1)
                 for row in np.flatnonzero(masked):
@@ -90,6 +100,16 @@ class Meaning:
                     fault = "nonfinite", "the target is empty: NaN once loaded"
                 if fault:
                     yield Fault(fault[0], name, first + offset, fault[1])
+
+    def _strays(self, first: int, name: str, values: NDArray[Any]) -> Iterator[Fault]:
+        """A label far above all others, in very few rows: a typing error, or what marks something to ignore."""
+        found, counts = np.unique(values[values >= 0], return_counts=True)
+        if self.classes is not None or len(found) < 3 or counts[-1] > max(1, len(values) // 100):
+            return
+        if len(found) <= 1_000 and found[-1] > found[-2] + max(2, len(found)) and found[-2] < 2 * len(found):
+            others = f"the others, {found[0]} to {found[-2]}"
+            words = f"label {found[-1]} is far from {others}: tell how many classes there are"
+            yield Fault("out-of-range", name, first + int(np.argmax(values == found[-1])), words)
 
     def _label(self, value: Any) -> tuple[Kind, str] | None:
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -117,20 +137,23 @@ class Meaning:
     def _ctc(self, piece: Piece) -> Iterator[Fault]:
         """CTC needs an input at least as long as its target, and one step more for each pair of equal neighbors."""
         inputs = next((n for n in piece.columns if _INPUT.search(n)), None)
-        if inputs is None:
+        seconds = next((n for n in piece.columns if _SECONDS.search(n)), None) if inputs is None else None
+        if inputs is None and seconds is None:
             return
+        given_in, rate = (inputs, 1) if inputs is not None else (str(seconds), FRAMES)
         lengths = next((n for n in piece.columns if _TARGET.search(n)), None)
         targets = next((n for n in piece.columns if self.is_label(n) and isinstance(piece.columns[n], list)), None)
         # speech is far slower than its frames: a text with more letters than frames fits by no tokenizer
         column = targets or lengths or next((n for n in piece.columns if _TEXT.search(n)), None)
         if column is None:
             return
-        for offset, (given, target) in enumerate(zip(piece.columns[inputs], piece.columns[column], strict=False)):
+        for offset, (given, target) in enumerate(zip(piece.columns[given_in], piece.columns[column], strict=False)):
             if not isinstance(given, int | float | np.integer | np.floating) or not math.isfinite(given):
                 continue
-            steps, needed = int(given) // self.downsample, _needed(target)
+            steps, needed = int(given * rate) // self.downsample, _needed(target)
             if needed is not None and needed > steps:
-                words = f"the target needs {needed} steps, the input has {steps}: CTC loss is infinite"
+                has = f"the input has {steps}" if rate == 1 else f"{given:g} s give {steps} at 10 ms each"
+                words = f"the target needs {needed} steps, {has}: CTC loss is infinite"
                 yield Fault("ctc-infeasible", column, piece.first + offset, words)
 
 
@@ -161,6 +184,20 @@ def _texts(first: int, name: str, values: list[Any]) -> Iterator[Fault]:
     blank = [i for i, v in enumerate(values) if v is None or (isinstance(v, str) and not v.strip())]
     if len(blank) < len(values):
         yield from (Fault("empty-text", name, first + i, "the text is empty") for i in blank)
+
+
+def _turns(first: int, name: str, values: list[Any]) -> Iterator[Fault]:
+    """Conversations without an answer: with the questions masked, no label counts."""
+    for offset, turns in enumerate(values):
+        if not isinstance(turns, list) or not all(isinstance(t, Mapping) for t in turns):
+            continue
+        said = [(str(t.get("role", t.get("from", ""))), t.get("content", t.get("value"))) for t in turns]
+        answers = [words for role, words in said if role.lower() in ("assistant", "gpt", "model", "bot", "chatgpt")]
+        if said and not any(role for role, _ in said):
+            continue
+        if not any(words if not isinstance(words, str) else words.strip() for words in answers):
+            what = "every answer is empty" if answers else "it holds no answer of the assistant"
+            yield Fault("empty-target", name, first + offset, f"{what}: no label counts where questions are masked")
 
 
 def _sizes(piece: Piece) -> Iterator[Fault]:

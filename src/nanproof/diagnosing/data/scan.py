@@ -17,7 +17,7 @@ from .meaning import Fault, Meaning
 from .numbers import Tally
 from .piece import Progress, Reader, Unreadable
 from .report import Column, DataReport, Kind, Problem
-from .tables import read_csv, read_jsonl, read_parquet
+from .tables import holds_rows, read_csv, read_json, read_jsonl, read_parquet
 
 READERS: dict[str, Reader] = {
     ".npy": read_npy,
@@ -38,7 +38,7 @@ def reader_of(file: Path) -> Reader | None:
     """Who reads a file, by its ending; JSON and text files only when they hold boxes."""
     suffix = file.suffix.lower()
     if suffix == ".json":
-        return read_coco if is_coco(file) else None
+        return read_coco if is_coco(file) else read_json if holds_rows(file) else None
     if suffix == ".txt":
         return read_yolo if is_yolo(file) else None
     return READERS.get(suffix)

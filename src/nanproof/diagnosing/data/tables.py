@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -64,6 +65,33 @@ def read_jsonl(path: Path, progress: Progress) -> Iterator[Piece]:
                 first, batch = first + len(batch), []
     if batch:
         yield Piece(first, columns_of(batch))
+
+
+LARGEST = 256 << 20
+_ROWS = re.compile(rb"\s*(?:\[\s*\{|\{[^\n]+\}\s*\n\s*\{)")
+
+
+def holds_rows(path: Path) -> bool:
+    """Whether a JSON file is a list of objects, or one object in each line; a config is neither."""
+    with open_file(path) as stream:
+        return _ROWS.match(stream.read(1 << 16)) is not None
+
+
+def read_json(path: Path, progress: Progress) -> Iterator[Piece]:
+    """A list of objects; one object in each line, as the manifests of speech have them, is no document of JSON."""
+    with open_file(path) as stream:
+        if stream.read(64).lstrip()[:1] == b"{":
+            yield from read_jsonl(path, progress)
+            return
+        stream.seek(0)
+        data = stream.read(LARGEST + 1)
+    progress(len(data))
+    if len(data) > LARGEST:
+        raise Unreadable(f"a list of more than {LARGEST >> 20} MB; write one object per line (.jsonl)")
+    rows = _lenient(data, 1)
+    rows = [row if isinstance(row, dict) else {"": row} for row in rows]
+    for first in range(0, len(rows), ROWS):
+        yield Piece(first, columns_of(rows[first : first + ROWS]))
 
 
 def _lenient(line: bytes, number: int) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..evidence import Fact
@@ -288,6 +288,25 @@ def _call(node: ast.Call, seen: _Seen, name: str) -> Iterator[Fact]:
         yield Fact(name="gpu", value="apple", where=f"{name}:{node.lineno}", words="device mps")
     if callee == "DataCollatorForCompletionOnlyLM":
         yield _fact("response-template", name, node, "labels depend on finding a response template in each sample")
+    given = keywords.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
+    if callee == "scaled_dot_product_attention" and given is not None and not isinstance(given, ast.Constant):
+        yield _fact("masks-attention", name, node, f"attn_mask={ast.unparse(given)[:40]} goes into attention")
+    part = next((k for k in ("assistant_only_loss", "completion_only_loss") if constant(keywords.get(k)) is True), "")
+    if part:
+        longest = constant(keywords.get("max_length") or keywords.get("max_seq_length"))
+        cut = f" and max_length={longest}: truncation may leave no label" if isinstance(longest, int) else ""
+        yield _fact("labels-truncated" if cut else "response-template", name, node, f"{part}=True{cut}")
+    if callee in ("std", "var") and not full.startswith(("np.", "numpy.")) and _over_batch(node, keywords):
+        words = f"`{shown}` is NaN for a batch of one sample, such as the last of an epoch"
+        yield _fact("std-of-batch", name, node, words)
+
+
+def _over_batch(node: ast.Call, keywords: Mapping[str, ast.expr]) -> bool:
+    """Whether an unbiased deviation is taken over the first axis."""
+    place = 1 if dotted(node.func).startswith(("torch.", "th.")) else 0
+    axis = keywords.get("dim", keywords.get("axis", node.args[place] if len(node.args) > place else None))
+    biased = any(k in keywords for k in ("unbiased", "correction"))
+    return axis is not None and constant(axis) == 0 and not isinstance(constant(axis), bool) and not biased
 
 
 def _pole(node: ast.Call, callee: str, full: str, shown: str, name: str) -> Iterator[Fact]:

@@ -26,7 +26,7 @@ def read_data(paths: Sequence[Path], root: Path) -> Part:
             continue
         found = [f for f in facts_of(report) if f.name != "data-clean"]
         facts += [Fact(name=f.name, value=f.value, where=name, words=f.words) for f in found]
-        facts += [Fact(name="data-file", value=name, where=name)] if found else []
+        facts += [Fact(name="data-file", value=name, where=name)] if found and not report.ok else []
         words = str(report.problems[0]) if report.problems else f"{report.rows:,} rows, no problems found"
         looked.append(Looked(mark="!" if report.problems else "✓", what="data", found=f"{name}: {words}"))
     return Part(facts=tuple(facts), looked=tuple(looked))

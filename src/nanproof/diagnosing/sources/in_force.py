@@ -115,7 +115,7 @@ _ARGUMENTS = re.compile(
 )
 _GPU = re.compile(
     r"(?i)(?:NVIDIA|GeForce|Tesla|Quadro|\bRTX|\bGTX|\bA100|\bH100|\bV100|Apple M\d|\bdevice\b\W{1,6}mps|AMD Instinct"
-    r"|\bMI\d{3}|\bgfx\d{3,4}|Radeon|\bROCm\b)[^,;)|\n]{0,50}"
+    r"|\bMI\d{3}|\bgfx\d{3,4}|Radeon|\bROCm\b)(?:[^,;)|\n.]|\.\d){0,50}"
 )
 
 
@@ -151,13 +151,14 @@ def read_header(text: str, name: str) -> Iterator[Setting]:
             continue
         spaced = _SPACED.match(line)
         if spaced:
-            yield from interpret(spaced["key"].replace(" ", "_"), _plain(spaced["value"]), where, LOG)
+            yield from interpret(spaced["key"].replace(" ", "_"), plain_value(spaced["value"]), where, LOG)
         elif _ARGUMENTS.search(line):
             for pair in _PAIR.finditer(line[:4000]):
-                yield from interpret(pair["key"], _plain(pair["value"].strip("'\"")), where, LOG)
+                yield from interpret(pair["key"], plain_value(pair["value"].strip("'\"")), where, LOG)
 
 
-def _plain(text: str) -> Plain:
+def plain_value(text: str) -> Plain:
+    """A text as the number or the switch that it stands for."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
@@ -208,7 +209,7 @@ def interpret(key: str, value: object, where: str, rank: int) -> Iterator[Settin
             yield setting("weights", "fp16")
     elif name == "opt_level" and word in ("o1", "o2", "o3"):
         yield setting("precision", "fp16")
-    elif name in ("torch_compile", "compile", "compile_model", "use_compile") and on:
+    elif name in ("torch_compile", "compile", "compile_model", "use_compile", "compile_loss") and on:
         yield setting("compile", True)
     elif name in ("attn_implementation", "_attn_implementation") and isinstance(plain, str):
         yield setting("attention", "flash" if "flash" in word else word)
@@ -291,7 +292,11 @@ def _call(node: ast.Call, name: str, where: str, rank: int) -> Iterator[Setting]
 
 
 def constant(node: ast.expr | None) -> object:
-    """The value of a literal, or the name of a dtype such as torch.float16; None for anything else."""
+    """The value of a literal, or the name of a dtype such as torch.float16; None for anything else.
+
+    >>> constant(ast.parse("torch.cuda.is_available()").body[0].value), constant(ast.parse("f(x)").body[0].value)
+    (True, None)
+    """
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -299,6 +304,8 @@ def constant(node: ast.expr | None) -> object:
         return -inner if isinstance(inner, int | float) else None
     if isinstance(node, ast.Attribute) and node.attr in ("float16", "bfloat16", "float32", "half", "float64"):
         return f"torch.{node.attr}"
+    if isinstance(node, ast.Call) and dotted(node.func) == "torch.cuda.is_available":
+        return True  # what was trained was most likely trained on a GPU
     return None
 
 

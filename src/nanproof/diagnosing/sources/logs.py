@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from ...errors import NanproofError
 from ...logs import Column, LogFile, Series, read
@@ -19,10 +22,13 @@ MAX_LOGS = 12
 MAX_MOMENTS = 60
 
 
-def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tuple[Part, tuple[Series, ...]]:
+def read_logs(
+    found: Sequence[LogFile], root: Path, every: float | None, earlier: Sequence[LogFile] = ()
+) -> tuple[Part, tuple[Series, ...]]:
     """All logs of a run, the newest first, and the series themselves for those who compare them with other files.
 
-    ``every``: how many steps there are between rows, as the config says; consoles of trainers do not tell.
+    ``every``: how many steps there are between rows, as the config says; consoles of trainers do not tell. ``earlier``:
+    logs of other runs, of which one may be where this one was resumed from.
     """
     looked: list[Looked] = []
     facts: list[Fact] = []
@@ -53,7 +59,7 @@ def read_logs(found: Sequence[LogFile], root: Path, every: float | None) -> tupl
             early = [(f"{story.unit} {w.step:,}", f"early warning: {w} ({name})") for w in outlook.warnings[:2]]
             moments += [Moment(when=when, what=what) for when, what in early]
         series.append(one)
-    jumped = list(_continued(series, root))
+    jumped = list(_continued(series, series, root)) or list(_continued(series[:1], _before(series[:1], earlier), root))
     # a log that is only too short to prove anything does not contradict a longer one
     doubtful = (s for s in series if any(len(c) >= 5 for c in _losses(s)) and not is_fine(s, timeline(s)))
     if jumped or not all(_is_healthy(facts, name_in(root, s.source)) for s in doubtful):
@@ -73,31 +79,62 @@ def _is_healthy(facts: Sequence[Fact], name: str) -> bool:
     return any(f.name == "run-healthy" and f.where == name for f in facts)
 
 
-def _continued(series: Sequence[Series], root: Path) -> Iterator[Fact]:
-    """A log that continues from the end of another one, and what the learning rate did between the two."""
+def _before(series: Sequence[Series], earlier: Sequence[LogFile]) -> tuple[Series, ...]:
+    """The logs of other runs, if this one begins where another may have ended."""
+    if not any(s.unit == "step" and s.segments and s.segments[0].first_step >= LATE for s in series):
+        return ()
+    found = []
+    for log in earlier:
+        with suppress(NanproofError, OSError):
+            found.append(read(log.path, run=log.run or None))
+    return tuple(found)
+
+
+LATE = 50
+"""A log that begins at this step or later is not the beginning of a run."""
+
+
+def _continued(series: Sequence[Series], others: Sequence[Series], root: Path) -> Iterator[Fact]:
+    """A log that continues from the end of another one, and what the learning rate and the loss did between the two."""
     for new in series:
-        if new.lr is None or not len(new.lr) or not any(e.kind == "resume" for e in new.events):
+        resumes = [e.row for e in new.events if e.kind == "resume"]
+        if not new.segments or not (resumes or (new.unit == "step" and new.segments[0].first_step >= LATE)):
             continue
-        first, resumed = int(new.lr.steps[0]), min(e.row for e in new.events if e.kind == "resume") == 0
-        for old in series:
-            if old is new or old.lr is None or not len(old.lr) or old.unit != new.unit:
+        first, resumed = new.segments[0].first_step, bool(resumes) and min(resumes) == 0
+        for old in others:
+            if old is new or not old.segments or old.unit != new.unit:
                 continue
-            last = int(old.lr.steps[-1])
-            before, after = float(old.lr.values[-1]), float(new.lr.values[0])
+            last = old.segments[-1].last_step
             goes_on = 0 < first - last <= max(3, 0.05 * last)
             counts_again = (
                 resumed
                 and (first <= 0.05 * last or new.unit == "row")
                 and not any(e.kind == "resume" for e in old.events)
             )
-            if (goes_on or counts_again) and before > 0 and not 0.4 < after / before < 1.25:
-                where = name_in(root, new.source)
-                words = (
-                    f"lr {before:.3g} at {old.unit} {last:,} ({name_in(root, old.source)}), {after:.3g} at {first:,}"
-                )
+            if not (goes_on or counts_again):
+                continue
+            where = name_in(root, new.source)
+            place = f"at {old.unit} {last:,} ({name_in(root, old.source)})"
+            rates, losses = _across(old.lr, new.lr), _across(old.loss, new.loss, few=5) if goes_on else None
+            jumped = rates is not None and rates[0] > 0 and not 0.4 < rates[1] / rates[0] < 1.25
+            risen = losses is not None and 0 < 1.1 * losses[0] < losses[1]
+            if jumped or risen:
                 yield Fact(name="resumed", where=where, words=f"goes on at {new.unit} {first:,}")
+            if jumped and rates is not None:
+                words = f"lr {rates[0]:.3g} {place}, {rates[1]:.3g} at {first:,}"
                 yield Fact(name="lr-discontinuity", where=where, words=words)
+            if risen and losses is not None:
+                words = f"loss {losses[0]:.4g} {place}, {losses[1]:.4g} from {first:,} on"
+                yield Fact(name="spike-at-each-resume", where=where, words=words)
+            if jumped or risen:
                 return
+
+
+def _across(old: Column | None, new: Column | None, few: int = 1) -> tuple[float, float] | None:
+    """The last values of one column and the first of another."""
+    if old is None or new is None or not len(old) or not len(new):
+        return None
+    return float(np.median(old.values[-few:])), float(np.median(new.values[:few]))
 
 
 def _summary(name: str, series: Series, story: Timeline) -> str:

@@ -27,6 +27,8 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "negative-std": ("distribution-failed", "std-shrinks"),
     "anomaly": ("grad-nan",),
     "empty-tensor": ("empty-tensor",),
+    "empty-split": ("empty-split",),
+    "norm-in-mean": ("grad-nan-skipped",),
     "nan-in-line": ("loss-nan",),
     "nan-detected": ("loss-nan",),
     "xid": ("xid-error",),

@@ -76,6 +76,8 @@ class Places:
 
     root: Path
     logs: tuple[LogFile, ...] = ()
+    earlier: tuple[LogFile, ...] = ()
+    """Logs of the other runs beside this one, which it may have gone on from."""
     configs: tuple[Path, ...] = ()
     code: tuple[Path, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -114,7 +116,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
     logs, left = _newest_run(list(found.values()), root)
     if left:
         word = "run was" if len(left) == 1 else "runs were"
-        notes.append(f"{len(left)} other {word} not read: {', '.join(left[:3])}")
+        notes.append(f"{len(left)} other {word} not diagnosed: {', '.join(left[:3])}")
     files = [f for f in files if not any(_within(f, root / name) for name in left)]
     project = _project(root, files)
     project = Path(os.path.relpath(project)) if project is not None and not root.is_absolute() else project
@@ -128,6 +130,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
     return Places(
         root=root,
         logs=tuple(sorted(logs, key=lambda log: -log.modified)),
+        earlier=tuple(log for log in found.values() if log not in logs)[:MAX_EARLIER] if left else (),
         configs=tuple(f for f in every if _may_be_config(f, other) and not _came_later(f, logs)),
         code=tuple(f for f in every if f.suffix == ".py" and not _came_later(f, logs)),
         notebooks=tuple(f for f in every if f.suffix == ".ipynb"),
@@ -182,9 +185,20 @@ def _newest_run(logs: list[LogFile], root: Path) -> tuple[list[LogFile], list[st
     runs = {n: t for n, t in runs.items() if not any(n != o and o.startswith(f"{n}/") for o in runs)}
     if len(runs) < 2:
         return logs, []
-    newest = max(runs, key=lambda name: (runs[name], name))
+    told = max(runs.values()) - min(runs.values()) > AT_ONCE
+    newest = max(runs, key=lambda name: (runs[name] if told else 0.0, _natural(name)))
     left = sorted(set(runs) - {newest})
     return [log for log in logs if not any(_within(Path(log.path), root / n) for n in left)], left
+
+
+MAX_EARLIER = 6
+AT_ONCE = 2.0
+"""Seconds within which the logs of all runs were written when a folder was cloned or copied: its times tell nothing."""
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """A key that puts version_10 behind version_9."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", name))
 
 
 def _project(root: Path, files: Sequence[Path]) -> Path | None:

@@ -14,7 +14,7 @@ from ...logs import Column, Series
 from ...logs.moments.moment import Moment as Told
 from ...logs.moments.moment import MomentKind
 from ...logs.series import Floats
-from ...logs.timeline import Timeline, stops
+from ...logs.timeline import Timeline, reward_of, stops
 from ..evidence import Fact
 from ..wording import read_text
 from .messages import read_messages
@@ -43,6 +43,8 @@ def read_story(series: Series, story: Timeline, name: str, *, each_step: bool = 
     if _sudden(series, story) and not grown:
         words = "loss and gradient norm keep their level up to the break"
         yield Fact(name="loss-explodes-before-nan", value=False, where=name, words=words)
+        if learned := _learned_first(series):
+            yield fact("learned-first", words=learned)
     onset = _onset(series, story, each_step)
     if onset is not None:
         yield Fact(name="onset", value=onset[0], where=name, words=onset[1])
@@ -67,6 +69,9 @@ ENOUGH = 8
 def is_fine(series: Series, story: Timeline, least: int = 0) -> bool:
     """Whether every loss of a log falls, to its end, at a rate that kept its course: each has ``least`` points."""
     losses = (series.loss,) if series.loss is not None else series.components
+    if (reward := reward_of(series)) is not None and len(reward) >= least:
+        first, last = _ends(reward.values[~reward.bad])
+        return story.outcome == "healthy" and last >= first and float(np.ptp(reward.values)) > 0
     if story.outcome != "healthy" or not losses or any(len(c) < least or not _learns(c) for c in losses):
         return False
     return not (
@@ -86,15 +91,55 @@ def _ill(series: Series, story: Timeline) -> str:
         return "something stopped it"
     if series.loss is None and not series.components and (said := story.of("message")):
         return said[0].text
-    whole = story.of(
-        "chance", "masked-loss", "missing-loss", "zero-loss", "divergence", "lr-negative", "scale-collapse"
-    )
+    whole = [*story.of(*_ILL), *(m for m in story.of("skipped") if not m.benign)]
+    whole += [m for m in story.of("nonfinite") if _never_was(series, m)]
     norms = {c.name for c in series.of("grad_norm")}
     parts = [m for m in story.of("growth", "spike") if not m.benign and m.column not in norms]
     if whole or parts:
         return (*whole, *parts)[0].text
+    told = [words for name, words in _bounds(series) if name == "negative-loss"]
+    if told := [*told, *_activations(series), *_grown_weights(series), *_judged_away(series)]:
+        return told[0]
     loss = series.loss
+    if loss is not None and _alternates(loss.values[~loss.bad]):
+        return f"{loss.name} leaps up and down by orders of magnitude"
     return f"{loss.name} climbs at the end" if loss is not None and _climbs(loss.values[~loss.bad]) else ""
+
+
+_ILL: tuple[MomentKind, ...] = (
+    *("chance", "masked-loss", "missing-loss", "zero-loss", "frozen-loss", "zero-grad"),
+    *("divergence", "lr-negative", "lr-grown", "scale-collapse"),
+)
+_JUDGES = re.compile(
+    r"(?i)(?:^|[^a-z])(?:val|valid|validation|validate|eval|test|dev|m?ap(?:50)?|m?iou|acc(?:uracy)?|f1|auc|dice|psnr|ssim|wer"
+    r"|cer|bleu|rouge\w*|score|recall|precision|r2|rmse|mae)(?:[^a-z]|$)"
+)
+
+
+def _never_was(series: Series, bad: Told) -> bool:
+    """Whether a metric was NaN whenever it was measured: whatever the loss says, nobody knows how good the run is."""
+    points = bad.numbers["points"]
+    return bad.numbers["count"] == points >= 2 and _JUDGES.search(series.columns[bad.column].name) is not None
+
+
+AWAY = 20.0
+
+
+def _judged_away(series: Series) -> Iterator[str]:
+    """Losses of an evaluation that end far above their lowest: more than a run that overfits."""
+    for column in series.evals:
+        values = column.values[~column.bad]
+        known = "loss" in column.name.lower() and len(values) >= 4
+        if known and values[-1] > AWAY * values.min() > 0 and values[-1] > 5 * values[0]:
+            yield f"{column.name} rises from {values.min():.4g} to {values[-1]:.4g}"
+
+
+def _alternates(values: Floats) -> bool:
+    """Whether a fifth of the neighbors of a loss differ by a factor of 50."""
+    if len(values) < 20 or values.min() <= 0:
+        return False
+    ratio = np.abs(np.diff(np.log(values)))
+    return bool((ratio > np.log(50)).mean() > 0.2)
 
 
 def _learns(loss: Column) -> bool:
@@ -102,9 +147,14 @@ def _learns(loss: Column) -> bool:
     values = loss.values[~loss.bad]
     if len(values) < 2 or _swings(values) or _climbs(values):
         return False
-    quarter = max(2, len(values) // 4)
-    first, last = float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
+    first, last = _ends(values)
     return last <= first or ((first - last) < 0.02 * abs(first) and loss.steps[0] > 1_000 and last <= 1.02 * first)
+
+
+def _ends(values: Floats) -> tuple[float, float]:
+    """The medians of the first and the last quarter."""
+    quarter = max(2, len(values) // 4)
+    return float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
 
 
 def _climbs(values: Floats) -> bool:
@@ -249,8 +299,7 @@ def _skipped(series: Series, norm: Told) -> bool:
     column, loss = series.columns[norm.column], series.loss
     if loss is None or len(loss) < 6 or bool(loss.bad.any()) or column.bad.mean() > 1 / 3:
         return False
-    quarter = max(2, len(loss) // 4)
-    first, last = (float(np.median(part)) for part in (loss.values[:quarter], loss.values[-quarter:]))
+    first, last = _ends(loss.values)
     return last < first and not bool(column.bad[-3:].all())
 
 
@@ -279,11 +328,18 @@ def _before(series: Series, story: Timeline) -> Iterator[tuple[str, Told]]:
             yield ("loss-explodes-before-nan" if moment.numbers["points"] >= 3 else "loss-jump-before"), moment
     for moment in story.of("divergence")[:1]:
         yield "slow-divergence", moment
-    for moment in story.of("flat", "chance")[:1]:
+    for moment in story.of("flat", "chance", "zero-grad")[:1]:
         yield "no-learning", moment
     for moment in story.of("negative-loss")[:1]:
-        if moment.numbers["lowest"] < -0.5:
+        if moment.numbers["lowest"] < -0.5 and not _SIGNED.search(moment.column):
             yield "negative-loss", moment
+
+
+_SIGNED = re.compile(
+    r"(?i)(?:loss|err)[_/. ]?[dg]\b|\b[dg][_/. ]?(?:loss|err)|critic|discr|generator|wasserstein|adv"
+    r"|actor|policy|surrogate|nll|elbo|likelihood|log_?prob|energy"
+)
+"""Losses that may be below zero: of adversaries, policies and densities."""
 
 
 def _rises(series: Series, growth: Told) -> bool:
@@ -451,6 +507,17 @@ def _activations(series: Series) -> Iterator[str]:
             yield f"{name} grew from {first:.3g} to about {last:.3g} while it was finite"
 
 
+_WEIGHTS = re.compile(r"(?i)(?:^|[^a-z])(?:param|parameter|weight)s?[_ ./-]?norm")
+
+
+def _grown_weights(series: Series) -> Iterator[str]:
+    """The norm of the weights, if it grew by orders of magnitude."""
+    for column in series.columns.values():
+        values = column.values[~column.bad]
+        if _WEIGHTS.search(column.name) and len(values) >= 4 and 0 < GROWTH * values[0] < values[-1]:
+            yield f"{column.name} grew from {values[0]:.3g} to {values[-1]:.3g}"
+
+
 _LAYER = re.compile(
     r"(?i)(?:^|[^a-z])(?:[qkv]|qk|attn|act|param|weight)s?[_ ./-]?(?:norm|max|absmax|logits?)|activation|logit"
 )
@@ -529,6 +596,16 @@ def _sudden(series: Series, story: Timeline) -> bool:
     if int((loss.rows < first.row).sum()) < 10:
         return False
     return not story.of("growth", "divergence") and not [m for m in story.of("spike") if not m.benign]
+
+
+def _learned_first(series: Series) -> str:
+    """How far the loss fell, over ten points or more, before it broke."""
+    loss = series.loss
+    good = loss.values[: int(np.argmax(loss.bad))] if loss is not None and loss.bad.any() else np.array([])
+    if loss is None or len(good) < 10:
+        return ""
+    first, last = _ends(good)
+    return f"{loss.name} fell from {first:.4g} to {last:.4g} over {len(good)} points" if last < 0.85 * first else ""
 
 
 def _counts(series: Series, moment: Told) -> bool:

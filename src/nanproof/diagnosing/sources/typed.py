@@ -121,8 +121,25 @@ def shown_commands(places: Places) -> Iterator[Source]:
             head = head_of(Path(log.path)).splitlines()[:HEADER_LINES]
             found = next((m["command"] for line in head if (m := _STARTS.match(line))), "")
             yield Source(name_in(places.root, log.path), f"{found}\n")
+    for path in places.environment:
+        if path.name == "wandb-metadata.json":
+            yield Source(name_in(places.root, path), _tracked(_text(path)))
     for path in places.history:
         yield Source(name_in(places.root, path), f"{last_command(_text(path))}\n")
+
+
+def _tracked(metadata: str) -> str:
+    """The command line that W&B keeps of a run.
+
+    >>> _tracked('{"program": "train.py", "args": ["--lr", "0.1"]}')
+    'python train.py --lr 0.1\\n'
+    """
+    try:
+        told = json.loads(metadata)
+        program, words = told["program"], [str(w) for w in told["args"]]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return shlex.join(["python", str(program), *words]) + "\n"
 
 
 def last_command(history: str) -> str:

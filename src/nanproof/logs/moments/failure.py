@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..names import Role
-from ..series import Column, Floats, Series, nonfinite_kinds
+from ..series import Column, Event, Floats, Series, nonfinite_kinds
 from .moment import Moment, MomentKind, at, many, show, span
 
 # Of several that turn bad in one row, the cause comes before its consequences: a bad part makes a bad loss makes bad
@@ -149,6 +150,7 @@ def _zeros(series: Series, loss: Column, mask: NDArray[np.bool_], kind: MomentKi
     )
 
 
+_OMIT = "loggers that cannot write NaN omit it"
 FEW_MISSING = 5
 """Points after the last loss, in the pace of the loss, from which on it is missed."""
 
@@ -158,7 +160,25 @@ def find_missing(series: Series) -> list[Moment]:
     losses = [c for c in series.of("loss") or series.components if len(c)]
     last = max(losses, key=lambda c: int(c.rows[-1]), default=None)
     judged = [c for c in series.evals if "loss" in c.name.lower() and len(c)]
-    return [m for c in ([last] if last is not None else []) + judged if (m := _missing(series, c)) is not None]
+    missed = [m for c in ([last] if last is not None else []) + judged if (m := _missing(series, c)) is not None]
+    return [*_gaps(series), *missed]
+
+
+def _gaps(series: Series) -> Iterator[Moment]:
+    """Values that were written as no number, by column."""
+    found: dict[str, list[Event]] = {}
+    for event in series.events:
+        if event.kind == "gap":
+            found.setdefault(event.name, []).append(event)
+    for name, events in found.items():
+        first = events[0]
+        step = first.step or 0
+        count = many(len(events), "row")
+        text = f"{name} has no readable value in {count}, first at {at(series, step)}: “{first.text}”"
+        until = events[-1].step
+        yield Moment(
+            kind="missing-loss", step=step, row=first.row, until=until, text=text, column=name, line=first.line
+        )
 
 
 def _missing(series: Series, loss: Column) -> Moment | None:
@@ -169,11 +189,15 @@ def _missing(series: Series, loss: Column) -> Moment | None:
         after = other.steps[other.rows > loss.rows[-1]]
         if len(after) >= FEW_MISSING * max(1.0, len(other) / len(loss)):
             ends = f"{loss.name} ends at {at(series, int(loss.steps[-1]))}"
-            text = (
-                f"{ends}, {other.name} goes on to {at(series, int(after[-1]))}: loggers that cannot write NaN omit it"
-            )
+            text = f"{ends}, {other.name} goes on to {at(series, int(after[-1]))}: {_OMIT}"
             step, row = int(after[0]), int(loss.rows[-1]) + 1
             return Moment(kind="missing-loss", step=step, row=row, until=int(after[-1]), text=text, column=loss.name)
+    last = series.segments[-1].last_step if series.format in ("csv", "jsonl", "history") else 0
+    pace = float(np.median(np.diff(loss.steps))) if len(loss) > 1 else 0.0
+    if loss.role != "eval" and pace > 0 and last - int(loss.steps[-1]) >= FEW_MISSING * pace:
+        text = f"{loss.name} ends at {at(series, int(loss.steps[-1]))}, the rows go on to {at(series, last)}: {_OMIT}"
+        step, row = int(loss.steps[-1]) + 1, int(loss.rows[-1]) + 1
+        return Moment(kind="missing-loss", step=step, row=row, until=last, text=text, column=loss.name)
     return None
 
 

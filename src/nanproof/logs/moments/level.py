@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..series import Column, Series
-from .moment import Moment, at, many, show
+from .moment import Moment, MomentKind, at, many, show
 
 POINTS, FEW = 20, 10
 """With fewer points a loss may well look flat, unless it hardly moves at all."""
@@ -45,7 +45,49 @@ CHANCES = (
 
 def find_level(series: Series) -> list[Moment]:
     """What is wrong with the level of a loss that is finite."""
-    return [*_flat(series), *_negative(series), *_divergence(series)]
+    return [*_flat(series), *_frozen(series), *_negative(series), *_divergence(series)]
+
+
+STILL = 20
+"""At how many points a loss must be exactly the same to its end, all digits of it, to be called frozen."""
+NONE = 5
+"""At how many last points gradients must be exactly 0."""
+
+
+def _frozen(series: Series) -> list[Moment]:
+    """A loss that fell and then stands still to the last digit; gradients that are exactly 0 beside a loss."""
+    found = []
+    loss, norm = series.loss, series.grad_norm
+    tail = _constant(loss) if loss is not None else 0
+    if loss is not None and tail >= max(STILL, len(loss) // 4) and len(loss) > tail:
+        value, first = float(loss.values[-1]), float(np.nanmax(np.abs(loss.values[: max(5, len(loss) // 10)])))
+        if abs(value) > 0.01 * first and len(f"{value:.9g}".lstrip("-0.").replace(".", "")) >= 3:
+            words = f"the loss stands at exactly {value:.9g} for the last {many(tail, 'point')}"
+            found.append(_to_the_end("frozen-loss", words, loss, tail))
+    tail = _constant(norm) if norm is not None and len(norm) and float(norm.values[-1]) == 0.0 else 0
+    if norm is not None and tail >= NONE and loss is not None and len(loss) and abs(float(loss.values[-1])) > 1e-6:
+        words = f"{norm.name} is exactly 0 for the last {many(tail, 'point')}: no gradient reaches the weights"
+        found.append(_to_the_end("zero-grad", words, norm, tail))
+    return found
+
+
+def _constant(column: Column) -> int:
+    """How many of the last points are equal."""
+    other = np.flatnonzero(column.values != column.values[-1:])
+    return len(column) - 1 - int(other[-1]) if len(other) else len(column)
+
+
+def _to_the_end(kind: MomentKind, words: str, column: Column, tail: int) -> Moment:
+    return Moment(
+        kind=kind,
+        step=int(column.steps[-tail]),
+        until=int(column.steps[-1]),
+        row=int(column.rows[-tail]),
+        text=words,
+        column=column.name,
+        value=float(column.values[-1]),
+        numbers={"points": float(tail)},
+    )
 
 
 def _flat(series: Series) -> list[Moment]:

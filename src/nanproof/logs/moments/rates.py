@@ -48,12 +48,37 @@ def find_jumps(series: Series) -> list[Moment]:
                 numbers=numbers,
             )
         )
-    return found
+    return _restarts(found)
+
+
+def _restarts(jumps: list[Moment]) -> list[Moment]:
+    """Jumps upwards that come again and again, evenly, to the same rate or along one that decays: restarts by plan."""
+    up = [m for m in jumps if not m.numbers["resumed"] and m.numbers["after"] > m.numbers["before"]]
+    if len(up) < 2:
+        return jumps
+    tops = np.array([m.numbers["after"] for m in up])
+    waits = np.diff([0, *(m.step for m in up)]).astype(np.float64)
+    if tops.min() <= 0 or waits.min() <= 0:
+        return jumps
+    ratio = tops[1:] / tops[:-1]
+    even = bool((np.abs(waits / waits[0] - 1) < 0.05).all()) or bool((np.abs(waits[1:] / waits[:-1] - 2) < 0.1).all())
+    planned = even and bool((ratio < 1.02).all()) and float(ratio.max() / ratio.min()) < 1.1
+    return [dataclasses.replace(m, benign=True) if planned and m in up else m for m in jumps]
+
+
+ABSURD = 10.0
+"""No optimizer takes such a rate; one that has grown a thousandfold to get there runs away."""
 
 
 def find_negative(series: Series) -> list[Moment]:
-    """A learning rate below zero: training climbs the loss."""
+    """A learning rate below zero, where training climbs the loss, or one that grows without end."""
     for rate in series.of("lr"):
+        good = rate.values[~rate.bad & (rate.values > 0)]
+        if len(good) >= 5 and good[-1] >= good.max() > max(ABSURD, 1_000 * float(good[0])):
+            begin, end = show(float(good[0])), show(float(good[-1]))
+            text = f"the learning rate grows from {begin} to {end}, to the end of the log"
+            last, row = int(rate.steps[-1]), int(rate.rows[-1])
+            return [Moment(kind="lr-grown", step=last, row=row, text=text, column=rate.name, value=float(good[-1]))]
         below = np.flatnonzero(rate.values < 0)
         if len(below):
             step, lowest = int(rate.steps[below[0]]), float(rate.values[below].min())

@@ -36,6 +36,8 @@ def find_scale(series: Series) -> list[Moment]:
     return found
 
 
+SUNK = 2.0**-8
+"""Gradients times this are smaller than without a scale: no search ends there."""
 FLOOR = 1.0
 """A search that settles does so far above this; one that reaches it has nothing left to halve."""
 
@@ -44,6 +46,8 @@ def _sinks(series: Series, good: Column, search: list[int]) -> bool:
     """Whether a search at the start never settled: down to 1 or below, or down with a loss that is NaN throughout."""
     lowest, end = float(good.values[search].min()), float(good.values[-1])
     if any(e.name == "scale-minimum" for e in series.events):
+        return True
+    if lowest < SUNK:
         return True
     if len(search) < 4 or end > lowest:
         return False
@@ -105,6 +109,9 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
     if not len(more) or not total:
         return []
     first, last = int(good.steps[more[0]]), int(good.steps[more[-1]])
+    passed = (int(column.steps[-1]) - int(column.steps[0]) + 1) if series.unit == "step" else 0
+    most = kind == "skipped" and total >= 10 and total >= 0.5 * passed > 0
+    words += ", half of all steps or more" if most else ""
     what = f"{many(total, 'step')} {words}" if steps else f"{column.name} is above 0 at {many(len(more), 'point')}"
     return [
         Moment(
@@ -115,7 +122,7 @@ def _counted(series: Series, column: Column, kind: MomentKind, words: str) -> li
             column=column.name,
             value=float(total),
             text=f"{what} ({span(series, first, last)})",
-            benign=kind == "skipped",
+            benign=kind == "skipped" and not most,
             numbers={"count": float(total)},
         )
     ]

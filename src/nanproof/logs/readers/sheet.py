@@ -83,11 +83,14 @@ class SheetStream:
         if len(cells) > len(self._names):
             self._collector.note("a row with more cells than the header is passed over")
             return {}
-        row: dict[str, object] = {
-            name: number
-            for name, cell in zip(self._names, cells, strict=False)
-            if name and not name.endswith(("__MIN", "__MAX")) and (number := numbers.of(cell)) is not None
-        }
+        row: dict[str, object] = {}
+        for name, cell in zip(self._names, cells, strict=False):
+            if not name or name.endswith(("__MIN", "__MAX")):
+                continue
+            if (number := numbers.of(cell)) is not None:
+                row[name] = number
+            elif cell and meaning(name).role in _ROLES:  # "n/a", "#NUM!": no number, and not nothing either
+                row[name] = cell
         step = pick(row, STEP_KEYS)
         whole = numbers.whole(row[step]) if step else None
         return row if step is None or whole is None else row | {step: whole}
