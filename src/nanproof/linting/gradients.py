@@ -41,7 +41,7 @@ _COUNTS = re.compile(
 # Coordinates, sizes, spectra and targets: nothing is learned before them. Weights are not zero, schedules are constant.
 _GIVEN = re.compile(
     r"(^|_)(coords?|points?|dirs?|directions?|rays?|corners?|rois?|lwh|lengths?|lens|channels?|real_part|imag_part|wavs?\w*|audio|waveform|weights?|"
-    r"kernel|gt|targets?|teacher\w*|labels?|true|priors?|alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|timesteps?|steps?|t|t\d|"
+    r"kernel|w|grads?|gt|targets?|teacher\w*|labels?|true|priors?|alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|timesteps?|steps?|t|t\d|"
     r"tau|noise\w*|decay|rho|eta|a_?bar|at?|ab|beta\d|bias_correction\d?)(_|$|\d)",
     re.I,
 )
@@ -197,6 +197,8 @@ def _constant_call(call: ast.Call, module: Module, depth: int) -> bool:
     if last in _WHOLE or name.partition(".")[0] in ("math", "numpy", "random"):
         return True
     found = module.operation(call)
+    if last in ("tensor", "as_tensor") and call.args and key_of(call.args[0]):
+        return constant(call.args[0], module, depth)
     if last in _MADE and (name.startswith("torch.") or last.startswith("new_")):
         return last not in ("tril", "triu") or (
             found is not None and constant(found.operand or call.args[0], module, depth)

@@ -14,13 +14,14 @@ that it returns is the next operand, a text says why the operand is bad. Tests a
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from . import gradients, guards, numerics, purpose
-from .names import Operation, key_of, written
+from .names import Operation, called_last, key_of, written
 from .ranges import range_of
 from .training import loss_like
 from .values import core, nodes_of, number, operation, scalar, short, trail
@@ -207,12 +208,15 @@ def constant(hit: Hit) -> bool:
     return gradients.constant(hit.operand, hit.module) or is_constant(hit.operand, hit.module)
 
 
+_REPORTED = re.compile(r"(^|_)(report\w*|logged|logging|display\w*|running)(_|$)")
+
+
 def of_loss(hit: Hit) -> bool:
     """Whether a loss is divided: its name is above the line or is given to the result, or it is summed up."""
     module, owner, above = hit.module, hit.module.statement(hit.node), hit.over or hit.operand
     stored = getattr(owner, "targets", [getattr(owner, "target", None)])
     named = [written(n) for t in [*trail(above, module), *stored] if t is not None for n in ast.walk(t)]
-    if any(loss_like(n) for n in named if n):
+    if any(loss_like(n) and not _REPORTED.search(n) for n in named if n):
         return True
     at = core(above, module)
     given = [k.value for k in at.keywords if k.arg == "reduction"] if isinstance(at, ast.Call) else []
@@ -244,6 +248,8 @@ def unproved(hit: Hit) -> bool:
         return True  # what it is called with comes from where nobody can look
     if not (gradients.learned(hit.operand, module) or (hit.over is not None and gradients.learned(hit.over, module))):
         return True
+    if _of_all(hit):
+        return True
     if in_loss(hit):
         return False
     if zero.sure:
@@ -252,16 +258,28 @@ def unproved(hit: Hit) -> bool:
     return not ((in_network(hit) and _raised_later(hit)) or ((in_network(hit) or alone) and _of_features(hit)))
 
 
+def _of_all(hit: Hit) -> bool:
+    """One number for a whole batch: zero only where every element of it is."""
+    module, at = hit.module, core(hit.operand, hit.module)
+    if isinstance(at, ast.Call) and called_last(at, module) in ("mse_loss", "MSELoss"):
+        given = [k.value for k in at.keywords if k.arg == "reduction"]
+        return not any(isinstance(g, ast.Constant) and g.value == "none" for g in given)
+    found = numerics.reduction(at, module) or module.operation(at)
+    if found is None or found.name not in ("sum", "mean", "var"):
+        return False
+    return not (found.args or {"dim", "axis"} & set(found.keywords))
+
+
 def _of_features(hit: Hit) -> bool:
     """The length of each vector, of which one may be zero; or a variance by subtraction, which rounding makes zero."""
-    module, found = hit.module, held(hit)
+    module, found = hit.module, held(hit) or numerics.reduction(core(hit.operand, hit.module), hit.module)
     if found is None or found.operand is None:
         return False
     if squared(hit.operand, module) or (found.name == "sub" and found.args and squared(found.args[0], module)):
         return True
     if found.name == "add" and found.args:  # the magnitude of a complex number, the length of a slope
         return in_network(hit) and all(squared(e, module) for e in (found.operand, found.args[0]))
-    reduced = found.name in ("sum", "mean") and bool(found.args or "dim" in found.keywords)
+    reduced = found.name in ("sum", "mean") and bool(found.args or {"dim", "axis"} & set(found.keywords))
     return found.name == "var" or (reduced and squared(found.operand, module))
 
 
@@ -305,6 +323,8 @@ def data_by_name(hit: Hit) -> bool:
     parts = nodes_of(hit.operand, indices=False), nodes_of(core(hit.operand, hit.module), indices=False)
     near = {key_of(n).rpartition(".")[2] for nodes in parts for n in nodes} - {"", "self", *hit.module.aliases}
     near = {n for n in near if n not in hit.keys} or near
+    if len(near) > 1 and near <= {"x", "y", "z"}:
+        return True  # of a point
     return bool(near) and all(gradients.given_by_name(n) for n in near)
 
 

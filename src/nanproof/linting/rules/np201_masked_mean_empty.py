@@ -65,14 +65,20 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, rows: bool
         return False  # the mask itself is scaled: nothing learned is behind it
     if any(key_of(t) and changed_in_place(t, module, node) for t in trail(mask, module)):
         return False  # what was written into it is not known
+    if in_loss(node, module) and (_of_batch(mask, module) or (rows and boolean(mask, module))):
+        return True
     if any(CHOSEN.search(w) for w in words(mask, module)):
-        return True
-    if in_loss(node, module) and (boolean(mask, module) or named_mask(module.source(core(mask, module)))):
-        return True
+        return not key_of(core(mask, module)).endswith("weight")  # for each class, as a rule
     if not re.search(r"masks?$", module.source(core(mask, module))):
         return False
     calls = {called_last(p, module) for p in made_of(numerator, module, limit=120) if isinstance(p, ast.Call)}
     return rows or "cross_entropy" in calls  # one sample with nothing in it comes sooner than a whole batch
+
+
+def _of_batch(mask: ast.expr, module: Module) -> bool:
+    """``batch[2]``, ``batch["weight"]``: what comes with the samples may be zero for all of one batch."""
+    parts = [p.value for p in made_of(mask, module, limit=60) if isinstance(p, ast.Subscript)]
+    return any(key_of(p).rpartition(".")[2] in ("batch", "sample", "targets") for p in parts)
 
 
 def _per_row(denominator: ast.expr, module: Module) -> bool:
@@ -128,6 +134,7 @@ def _multiplied(above: list[ast.AST], keys: set[str], module: Module) -> bool:
         elif isinstance(part, ast.Call) and called_last(part, module) in ("mul", "mul_", "multiply", "dot", "inner"):
             sides = [*part.args, *([part.func.value] if isinstance(part.func, ast.Attribute) else [])]
         for side in sides:
+            side = side.value if isinstance(side, ast.Subscript) and isinstance(side.slice, ast.Constant) else side
             if any(key_of(t) in keys or module.source(t) in keys for t in trail(side, module)):
                 return True
     return False

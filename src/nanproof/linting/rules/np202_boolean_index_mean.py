@@ -27,6 +27,9 @@ _LAYERS = word_set(
     GaussianNLLLoss"""
 )
 _CALLS = {"mean", *_LOSSES}
+_ELEMENTWISE = word_set(
+    """abs square pow exp log sqrt neg relu softplus logsigmoid sigmoid tanh clamp log1p expm1 float to mul add sub div"""
+)
 _PLACES = {"arange", "eye", "tril", "triu", "ones"}
 _INDICES = re.compile(
     r"ind(ex|ices|s)?$|idx|ids$|(^|_)(i|j|k|rows?|cols?|positions?|order|perm)$|(^|_)(train|val|test)_mask", re.I
@@ -156,7 +159,7 @@ def _selected(at: ast.expr, module: Module, depth: int) -> tuple[ast.expr, ast.e
             return found.operand, found.args[0]
         if (
             found
-            and found.name in ("abs", "square", "pow", "exp", "log", "sqrt", "neg", "relu")
+            and found.name in _ELEMENTWISE
             and found.operand is not None
         ):
             return _selection(found.operand, module, depth + 1)

@@ -105,8 +105,11 @@ def _vanishing(hit: Hit) -> bool:
 
 
 def _doubtful(hit: Hit) -> bool:
-    """Made of nothing that vanishes, or neither in a loss nor learned by a network."""
-    return outside_loss(hit) and not (_vanishing(hit) and gradients.learned(hit.operand, hit.module))
+    """A direction of something that does not vanish in sight, or of nothing learned."""
+    ratio = hit.over is not None and hit.module.source(hit.operand) not in hit.module.source(hit.over)
+    if ratio and not outside_loss(hit):
+        return False  # an error over the norm of the target
+    return not (_vanishing(hit) and (gradients.learned(hit.operand, hit.module) or not outside_loss(hit)))
 
 
 def _chosen(hit: Hit) -> bool:

@@ -12,6 +12,7 @@ from ..guards import guarded, small_constant
 from ..names import called_last, key_of
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged, trains
+from ..ranges import range_of
 from ..rule import Change, Found, Rule
 from ..values import SAME, core, made_of, nodes_of, number, operation, scalar, short, trail
 
@@ -196,6 +197,8 @@ def _tamed(name: str, operand: ast.expr, module: Module) -> bool:
     """Whether the operand is harmless already: chosen by a where of its own, clamped, with an eps."""
     at = core(operand, module)
     if name in ("exp", "expm1"):
+        if range_of(operand, module).high <= 0:
+            return True  # of minus a square
         found = operation(at, module)
         return found is not None and found.name in _KEPT_LOW
     if name.startswith("log") and isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add):

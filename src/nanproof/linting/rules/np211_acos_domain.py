@@ -107,9 +107,10 @@ def _cosine(hit: Hit) -> bool:
 
 def _elsewhere(hit: Hit) -> bool:
     """Neither a cosine made here, nor in a loss or in what a network learns."""
-    klass = hit.module.klass(hit.node)
-    network = klass is not None and is_network(klass, hit.module) and learned(hit.operand, hit.module)
-    return not (_cosine(hit) or in_loss(hit) or network)
+    module, klass = hit.module, hit.module.klass(hit.node)
+    network = klass is not None and is_network(klass, module) and learned(hit.operand, module)
+    half = isinstance(hit.node, ast.Call) and "sin" in called_last(hit.node, module)  # of half a chord, as a rule
+    return half or not (_cosine(hit) or in_loss(hit) or network)
 
 
 def _message(hit: Hit) -> str:

@@ -62,6 +62,12 @@ def _aside(hit: Hit) -> bool:
     return outside_loss(hit) and all(f.name != "forward" for f in enclosing(hit.node, hit.module))
 
 
+def _no_difference(hit: Hit) -> bool:
+    """Scores are compared by their differences, which have no bound; other exponents are kept small as a rule."""
+    parts = made_of(hit.operand, hit.module, limit=60, indices=False)
+    return not any(isinstance(p, ast.BinOp) and isinstance(p.op, ast.Sub) for p in parts)
+
+
 def _softplus(hit: Hit) -> tuple[Change, ...]:
     name, needed = hit.module.spell("torch.nn.functional.softplus")
     inside = any(n is hit.operand for n in ast.walk(hit.node))
@@ -91,7 +97,7 @@ def ranking_loss(positive, negative):
     match=call("log", "log1p").of(beside_one, _varies, exponent),
     where=not_aside,
     unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one, _log_odds),
-    doubt=(_parameter, _aside),
+    doubt=(_parameter, _aside, _no_difference),
     message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
     help="use torch.nn.functional.softplus(x)",
     edit=_softplus,
