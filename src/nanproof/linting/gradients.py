@@ -41,7 +41,7 @@ _COUNTS = re.compile(
 # Coordinates, sizes, spectra and targets: nothing is learned before them. Weights are not zero, schedules are constant.
 _GIVEN = re.compile(
     r"(^|_)(coords?|points?|dirs?|directions?|rays?|corners?|rois?|lwh|lengths?|lens|channels?|real_part|imag_part|wavs?\w*|audio|waveform|weights?|"
-    r"kernel|w|grads?|gt|targets?|teacher\w*|labels?|true|priors?|alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|timesteps?|steps?|t|t\d|"
+    r"kernel|gt|targets?|teacher\w*|labels?|true|priors?|alphas?|betas?|sigmas?|sigs?|gammas?|snr|cumprod|timesteps?|steps?|t|t\d|"
     r"tau|noise\w*|decay|rho|eta|a_?bar|at?|ab|beta\d|bias_correction\d?)(_|$|\d)",
     re.I,
 )
@@ -58,7 +58,11 @@ def given_by_name(name: str) -> bool:
 
 def learned(node: ast.AST, module: Module) -> bool:
     """Whether a gradient can come to a value: a layer or parameter is behind it, or an argument that is not data."""
-    for part in made_of(node, module, limit=200, indices=False):
+    loops = [p for p in module.parents(node) if isinstance(p, ast.For)]
+    keys = {key_of(p) for p in ast.walk(node)} - {""} if loops else set()
+    drawn = [p.iter for p in loops if keys & {key_of(t) for t in ast.walk(p.target)}]
+    held = [part for e in (node, *drawn) for part in made_of(e, module, limit=200, indices=False)]
+    for part in held:
         if isinstance(part, ast.Call) and module.operation(part) is None:
             func = part.func
             if key_of(func).startswith("self.") or called_last(part, module) == "Parameter":

@@ -55,6 +55,8 @@ def words(mask: ast.expr, module: Module) -> list[str]:
 def _about_form(node: ast.AST, module: Module) -> bool:
     """``target`` in ``target.size(1)``: its length is asked for, not what it holds."""
     parent = module.parent(node)
+    if isinstance(parent, ast.Call) and called_last(parent, module) in ("ones_like", "zeros_like", "full_like"):
+        return True
     if isinstance(node, ast.Attribute) and isinstance(parent, ast.Call) and parent.func is node:
         return True
     return isinstance(parent, ast.Attribute) and parent.attr in ("size", "shape", "device", "dtype", "ndim", "dim")

@@ -260,7 +260,16 @@ def unproved(hit: Hit) -> bool:
 
 def _of_all(hit: Hit) -> bool:
     """One number for a whole batch: zero only where every element of it is."""
-    module, at = hit.module, core(hit.operand, hit.module)
+    return _whole(hit.operand, hit.module)
+
+
+def _whole(node: ast.expr, module: Module, depth: int = 0) -> bool:
+    at = core(node, module)
+    if isinstance(at, ast.BinOp) and depth < 6:
+        sides = [s for s in (at.left, at.right) if not scalar(s, module)]
+        return bool(sides) and all(_whole(s, module, depth + 1) for s in sides)
+    if isinstance(at, ast.Call) and called_last(at, module) == "pow" and (found := module.operation(at)):
+        return found.operand is not None and _whole(found.operand, module, depth + 1)
     if isinstance(at, ast.Call) and called_last(at, module) in ("mse_loss", "MSELoss"):
         given = [k.value for k in at.keywords if k.arg == "reduction"]
         return not any(isinstance(g, ast.Constant) and g.value == "none" for g in given)

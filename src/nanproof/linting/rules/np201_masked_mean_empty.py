@@ -65,10 +65,10 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, rows: bool
         return False  # the mask itself is scaled: nothing learned is behind it
     if any(key_of(t) and changed_in_place(t, module, node) for t in trail(mask, module)):
         return False  # what was written into it is not known
-    if in_loss(node, module) and (_of_batch(mask, module) or (rows and boolean(mask, module))):
+    if in_loss(node, module) and (_of_batch(mask, module) or boolean(mask, module)):
         return True
     if any(CHOSEN.search(w) for w in words(mask, module)):
-        return not key_of(core(mask, module)).endswith("weight")  # for each class, as a rule
+        return not any(key_of(t).endswith("weight") for t in trail(mask, module))  # for each class, as a rule
     if not re.search(r"masks?$", module.source(core(mask, module))):
         return False
     calls = {called_last(p, module) for p in made_of(numerator, module, limit=120) if isinstance(p, ast.Call)}
@@ -109,7 +109,7 @@ def _averaged(denominator: ast.expr, module: Module) -> ast.expr | None:
 def _is_mask(mask: ast.expr, numerator: ast.expr, keys: set[str], module: Module) -> bool:
     """The same mask above and below: multiplied in, or what the names above are made of."""
     text = " ".join([*keys, module.source(mask)]).lower()
-    if _ROUTING.search(text) or (_NO_MASKS.search(text) and not named_mask(text)):
+    if _ROUTING.search(text) or (any(_NO_MASKS.search(k) for k in (*keys, text)) and not named_mask(text)):
         return False
     held = core(mask, module)
     if isinstance(held, ast.Call) and called_last(held, module) in _POSITIVE:
