@@ -74,7 +74,7 @@ def learned(node: ast.AST, module: Module) -> bool:
         if isinstance(scope, ast.Module) or key in ("", "self", "cls") or not has_argument(scope, key):
             continue
         if not (
-            given_by_name(key) or _number_argument(scope, key) or _COUNTS.search(key) or key.startswith(("has_", "is_"))
+            given_by_name(key) or number_argument(scope, key) or _COUNTS.search(key) or key.startswith(("has_", "is_"))
         ):
             return True
     return False
@@ -245,7 +245,7 @@ def _constant_name(node: ast.AST, module: Module, depth: int) -> bool:
         return klass is not None and _typed(klass, last)
     scope = module.function(node)
     if not isinstance(scope, ast.Module) and has_argument(scope, key):
-        return _number_argument(scope, key) or bool(_COUNTS.search(last)) or _given_constants(scope, key, module, depth)
+        return number_argument(scope, key) or bool(_COUNTS.search(last)) or _given_constants(scope, key, module, depth)
     if _loop_number(node, module):
         return True
     return bool(_COUNTS.search(last)) and not module.flow.bindings(scope, key)
@@ -266,7 +266,7 @@ def _given_constants(scope: ast.AST, key: str, module: Module, depth: int) -> bo
     return all(g is not None and constant(g, module, depth + 3) for g in given)
 
 
-def _number_argument(scope: ast.AST, key: str) -> bool:
+def number_argument(scope: ast.AST, key: str) -> bool:
     """An argument that is a plain number by its annotation or its default."""
     a = scope.args  # type: ignore[attr-defined]
     positional = [*a.posonlyargs, *a.args]

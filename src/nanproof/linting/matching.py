@@ -240,43 +240,22 @@ def reaches_zero(hit: Hit) -> str:
 def unproved(hit: Hit) -> bool:
     """Whether the code in sight does not show the hazard: the one test that makes an info of a warning.
 
-    A warning needs all of it: the operand reaches zero by itself (a ReLU, a mask, saturation), or the difference that
-    makes it zero is that of a loss; a gradient comes to it; and it is reached from training.
+    A warning needs all of it: a gradient comes to the operand, and it reaches zero by itself (a ReLU, a mask,
+    saturation) or is one of many lengths and variances in a loss, in a network, or where an eps came too late.
     """
     module, zero = hit.module, range_of(hit.operand, hit.module)
     if any(isinstance(p, ast.Lambda) for p in module.parents(hit.node)):
         return True  # what it is called with comes from where nobody can look
     if not (gradients.learned(hit.operand, module) or (hit.over is not None and gradients.learned(hit.over, module))):
         return True
-    if _of_all(hit):
-        return True
-    if in_loss(hit):
-        return False
+    total = numerics.reduction(core(hit.operand, module), module)
+    if total is not None and not (total.args or {"dim", "axis"} & set(total.keywords)):
+        return True  # zero only where all of a batch is
     if zero.sure:
         return False
-    alone = module.klass(hit.node) is None
-    return not ((in_network(hit) and _raised_later(hit)) or ((in_network(hit) or alone) and _of_features(hit)))
-
-
-def _of_all(hit: Hit) -> bool:
-    """One number for a whole batch: zero only where every element of it is."""
-    return _whole(hit.operand, hit.module)
-
-
-def _whole(node: ast.expr, module: Module, depth: int = 0) -> bool:
-    at = core(node, module)
-    if isinstance(at, ast.BinOp) and depth < 6:
-        sides = [s for s in (at.left, at.right) if not scalar(s, module)]
-        return bool(sides) and all(_whole(s, module, depth + 1) for s in sides)
-    if isinstance(at, ast.Call) and called_last(at, module) == "pow" and (found := module.operation(at)):
-        return found.operand is not None and _whole(found.operand, module, depth + 1)
-    if isinstance(at, ast.Call) and called_last(at, module) in ("mse_loss", "MSELoss"):
-        given = [k.value for k in at.keywords if k.arg == "reduction"]
-        return not any(isinstance(g, ast.Constant) and g.value == "none" for g in given)
-    found = numerics.reduction(at, module) or module.operation(at)
-    if found is None or found.name not in ("sum", "mean", "var"):
-        return False
-    return not (found.args or {"dim", "axis"} & set(found.keywords))
+    if not _of_features(hit):
+        return True  # one number for a whole batch, or of what nobody reduced
+    return not (in_loss(hit) or in_network(hit) or (module.klass(hit.node) is None and _raised_later(hit)))
 
 
 def _of_features(hit: Hit) -> bool:
@@ -287,7 +266,8 @@ def _of_features(hit: Hit) -> bool:
     if squared(hit.operand, module) or (found.name == "sub" and found.args and squared(found.args[0], module)):
         return True
     if found.name == "add" and found.args:  # the magnitude of a complex number, the length of a slope
-        return in_network(hit) and all(squared(e, module) for e in (found.operand, found.args[0]))
+        placed = in_network(hit) or in_loss(hit)
+        return placed and all(squared(e, module) for e in (found.operand, found.args[0]))
     reduced = found.name in ("sum", "mean") and bool(found.args or {"dim", "axis"} & set(found.keywords))
     return found.name == "var" or (reduced and squared(found.operand, module))
 
@@ -332,8 +312,9 @@ def data_by_name(hit: Hit) -> bool:
     parts = nodes_of(hit.operand, indices=False), nodes_of(core(hit.operand, hit.module), indices=False)
     near = {key_of(n).rpartition(".")[2] for nodes in parts for n in nodes} - {"", "self", *hit.module.aliases}
     near = {n for n in near if n not in hit.keys} or near
-    if len(near) > 1 and near <= {"x", "y", "z"}:
-        return True  # of a point
+    differs = any(isinstance(n, ast.Sub) for n in ast.walk(hit.operand))
+    if len(near) > 1 and near <= {"x", "y", "z"} and not differs:
+        return True  # the length of a point
     return bool(near) and all(gradients.given_by_name(n) for n in near)
 
 

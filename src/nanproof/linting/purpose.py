@@ -175,7 +175,8 @@ def _in_loss(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
 
 
 def _takes_targets(function: Function) -> bool:
-    return any(_TARGETS.search(a.arg) for a in [*function.args.args, *function.args.kwonlyargs])
+    names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
+    return any(_TARGETS.search(n) for n in names) and not names & {"source", "src"}  # the ends of an edge
 
 
 def _goes_backward(function: Function, module: Module) -> bool:

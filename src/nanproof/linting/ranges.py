@@ -389,6 +389,8 @@ def _mapped(last: str, node: ast.Call, inner: ast.expr, module: Module, depth: i
         return _two(f"{last}imum", [_range(e, module, depth + 1) for e in (inner, others[0])])
     many = inner.elts if isinstance(inner, ast.List | ast.Tuple) else [inner]
     held = _either([_range(e, module, depth + 1) for e in many])
+    if last in ("sum", "mean") and _beside_positive(inner, module, depth):
+        return _POSITIVE
     if last in ("prod", *_SUMS):
         low = max(held.low, 0.0) if held.low >= 0 else -math.inf
         zero = held.zero if held.low >= 0 else ""
@@ -406,6 +408,18 @@ def _mapped(last: str, node: ast.Call, inner: ast.expr, module: Module, depth: i
     if last == "sqrt":
         return _power(held, 0.5)
     return held
+
+
+def _beside_positive(summed: ast.expr, module: Module, depth: int) -> bool:
+    """``stack([v, ones_like(v)], -1) ** 2``: a part of what is added up, all of it squares, is never zero."""
+    at = core(summed, module)
+    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Mult | ast.Pow) and (isinstance(at.op, ast.Pow) or ast.dump(at.left) == ast.dump(at.right)):
+        at = core(at.left, module)
+    made = at.args[0] if isinstance(at, ast.Call) and called_last(at, module) in ("stack", "cat") and at.args else None
+    parts = made.elts if isinstance(made, ast.List | ast.Tuple) else []
+    return any(_range(p, module, depth + 2).positive for p in parts) and (
+        at is not core(summed, module) or all(_range(p, module, depth + 2).low >= 0 for p in parts)
+    )
 
 
 def _two(name: str, sides: list[Range]) -> Range:

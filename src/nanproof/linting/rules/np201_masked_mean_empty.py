@@ -67,7 +67,10 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, rows: bool
         return False  # what was written into it is not known
     if in_loss(node, module) and (_of_batch(mask, module) or boolean(mask, module)):
         return True
-    if any(CHOSEN.search(w) for w in words(mask, module)):
+    chosen = {w for w in words(mask, module) if CHOSEN.search(w)}
+    if chosen and not rows and not boolean(mask, module) and all(w.strip("_") == "loss_mask" for w in chosen):
+        return False  # of whole batches, given to the loss: in pretraining it leaves out next to nothing
+    if chosen:
         return not any(key_of(t).endswith("weight") for t in trail(mask, module))  # for each class, as a rule
     if not re.search(r"masks?$", module.source(core(mask, module))):
         return False
