@@ -191,6 +191,7 @@ alone; what a layer or an encoder gives out is an info.
 `x / x.norm(dim=d, keepdim=True)` becomes `F.normalize(x, dim=d)`; any other norm gets a floor of 1e-6. Vectors shorter
 than that are no longer brought to length 1.
 """,
+    default=False,
     words=("norm", "sqrt", "0.5"),
     match=Match(_find, (ast.Div,)),
     where=training,

@@ -41,7 +41,7 @@ _COUNTS = re.compile(
 )
 _CAMERAS = re.compile(r"camera|distort|project|fisheye|intersect|(^|_)rays?(_|$)|pixel|jpeg|image", re.I)
 """Geometry of the input: nothing is learned before it."""
-_COORDINATES = re.compile(r"(^|_)(coords?|xyz|positions?|points?|frames?)(_|$)", re.I)
+_COORDINATES = re.compile(r"(^|_)(feats|batch|coords?|xyz|positions?|points?|frames?)(_|$)", re.I)
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
 _AT_ZERO = {"div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "power"}

@@ -110,7 +110,7 @@ def _elsewhere(hit: Hit) -> bool:
     module, klass = hit.module, hit.module.klass(hit.node)
     network = klass is not None and is_network(klass, module) and learned(hit.operand, module)
     half = isinstance(hit.node, ast.Call) and "sin" in called_last(hit.node, module)  # of half a chord, as a rule
-    return half or not (_cosine(hit) or in_loss(hit) or network)
+    return half or not (in_loss(hit) or network or (_cosine(hit) and klass is not None))
 
 
 def _message(hit: Hit) -> str:
