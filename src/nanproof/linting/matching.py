@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import gradients, guards, numerics, purpose
-from .names import Operation, called_last, key_of, written
+from .names import Operation, key_of, written
 from .ranges import range_of
 from .training import loss_like
 from .values import core, nodes_of, number, operation, scalar, short, trail

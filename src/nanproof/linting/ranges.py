@@ -86,9 +86,7 @@ def _range(node: ast.AST | None, module: Module, depth: int) -> Range:
         return Range(low=value, high=value, zero="0" if value == 0 else "", sure=True, top=True)
     if isinstance(node, ast.BoolOp):
         return _either([_range(e, module, depth + 1) for e in node.values])  # `given or default`
-    if isinstance(node, ast.Compare) or (
-        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert)
-    ):
+    if isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert)):
         return _BOOLEAN
     if isinstance(node, ast.UnaryOp):
         return _negative(_range(node.operand, module, depth + 1)) if isinstance(node.op, ast.USub) else ANY
@@ -413,7 +411,11 @@ def _mapped(last: str, node: ast.Call, inner: ast.expr, module: Module, depth: i
 def _beside_positive(summed: ast.expr, module: Module, depth: int) -> bool:
     """``stack([v, ones_like(v)], -1) ** 2``: a part of what is added up, all of it squares, is never zero."""
     at = core(summed, module)
-    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.Mult | ast.Pow) and (isinstance(at.op, ast.Pow) or ast.dump(at.left) == ast.dump(at.right)):
+    if (
+        isinstance(at, ast.BinOp)
+        and isinstance(at.op, ast.Mult | ast.Pow)
+        and (isinstance(at.op, ast.Pow) or ast.dump(at.left) == ast.dump(at.right))
+    ):
         at = core(at.left, module)
     made = at.args[0] if isinstance(at, ast.Call) and called_last(at, module) in ("stack", "cat") and at.args else None
     parts = made.elts if isinstance(made, ast.List | ast.Tuple) else []

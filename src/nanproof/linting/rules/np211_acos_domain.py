@@ -169,7 +169,7 @@ The operand is data that lies inside for certain, or nothing learned is behind i
     fix_note="It clamps to ±(1 - 1e-6): angles below 0.0014 radians become 0.0014, with a gradient of 0.",
     match=Match(_find, (ast.Call,), _INVERSE).of(_outside),
     where=not_aside,
-    unless=(reported,),
+    unless=(reported, lambda h: isinstance(h.operand, ast.Attribute) and h.operand.attr == "data"),
     doubt=(_elsewhere,),
     message=_message,
     help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",

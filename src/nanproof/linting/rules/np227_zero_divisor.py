@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from ..masks import is_padding
 from ..matching import (
     Hit,
     asked,
@@ -75,7 +76,9 @@ def _rarely(hit: Hit) -> bool:
     """Zero where things happen to be equal, or where a probability underflows: float32 takes long to get there."""
     if unproved(hit) or "probability" in hit.why or not (in_loss(hit) or in_network(hit)):
         return True
-    return not range_of(hit.operand, hit.module).sure or _of_whole_samples(hit)
+    names = [p for p in made_of(hit.operand, hit.module, limit=60) if isinstance(p, ast.Name)]
+    padding = "mask" in hit.why and any(is_padding(n, hit.module) for n in names)
+    return padding or not range_of(hit.operand, hit.module).sure or _of_whole_samples(hit)
 
 
 def _of_whole_samples(hit: Hit) -> bool:
