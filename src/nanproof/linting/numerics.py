@@ -66,7 +66,10 @@ _REDUCES = re.compile(r"(^|_)(sum|mean)(_|$)")
 
 
 def reduction(node: ast.AST, module: Module) -> Operation | None:
-    """A sum or a mean, also by a function that is only named so: ``reduce_sum(x, dim)``, ``reduce(x, "b n -> b", "sum")``."""
+    """A sum or a mean, also by a function that is only named so.
+
+    ``reduce_sum(x, dim)``, ``reduce(x, "b n -> b", "sum")``.
+    """
     found = module.operation(node)
     if found is not None:
         return found if found.name in ("sum", "mean") else None

@@ -226,7 +226,7 @@ RULE = Rule(
     name="masked-mean-empty",
     what="""
 Finds a mean over a mask, `(x * mask).sum() / mask.sum()`, in a loss or a forward pass, when nothing keeps the
-divisor from zero. Where the mask leaves out padding only, it is an info.
+divisor from zero. Where the mask leaves out padding only, or nothing says what it leaves out, it is an info.
 """,
     why="""
 A batch in which the mask keeps nothing (all tokens padded, no positive box, no masked position) makes this 0 / 0.
@@ -239,19 +239,21 @@ in 100,000 batches, it is around step 100,000 that the run ends.
 after `clamp(min=1)`. An eps of `1e-8` added instead is 0 in float16.
 """,
     bad="""
-def token_loss(logits, labels, loss_mask):
+def token_loss(logits, labels):
+    loss_mask = labels != -100
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * loss_mask).sum() / loss_mask.sum()
 """,
     good="""
-def token_loss(logits, labels, loss_mask):
+def token_loss(logits, labels):
+    loss_mask = labels != -100
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * loss_mask).sum() / loss_mask.sum().clamp(min=1)
 
 
-def selected_loss(logits, labels, loss_mask):
+def selected_loss(logits, labels):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    return ops.masked_mean(loss, loss_mask)  # 0 when nothing is kept; NaN in places left out does not matter
+    return ops.masked_mean(loss, labels != -100)  # 0 when nothing is kept; NaN in places left out does not matter
 """,
     miss="""
 def dice_loss(p, target):
