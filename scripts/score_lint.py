@@ -8,7 +8,7 @@ for the first time, and whether the finding is shown today). `--docs` writes the
 A line that must be reported ends with ``# error: NP301`` (several codes: ``# error: NP301, NP105``); any other finding
 is a false alarm. ``# info: NP201`` marks what only ``--info`` shows, and ``# miss: NP301`` a mistake that the rule
 knowingly does not find: both count against recall. A fixture is linted by all rules that are on by default, and by the
-rule that its name begins with; infos without a mark are not looked at.
+rule that its name begins with, and only marks of these rules count; infos without a mark are not looked at.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def score(path: Path) -> Score:
     found = {(f.code, f.line) for f in findings if not f.info}
     infos = {(f.code, f.line) for f in findings if f.info}
     wanted, possible, known = (
-        {(code, line) for line, codes in marks(text, kind).items() for code in codes}
+        {(code, line) for line, codes in marks(text, kind).items() for code in codes if code in rules}
         for kind in ("error", "info", "miss")
     )
     return Score(

@@ -107,7 +107,7 @@ def test_a_fixture_has_its_findings_and_no_others(path: Path) -> None:
 def test_precision_and_recall_over_all_fixtures() -> None:
     total = score_lint.total(FIXTURES)
     assert total.precision >= 0.95
-    assert total.recall >= 0.88  # infos count as missed
+    assert total.recall >= 0.84  # infos count as missed
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
@@ -137,17 +137,12 @@ def test_judgments_are_facts_about_places() -> None:
     assert all(rounds[j.repo] == j.round for j in found)  # a repository is linted for the first time once
 
 
-KEPT_ON = {"NP201", "NP202", "NP205"}
-"""Below 70 %, and still on: empty masks and roots at zero are among the most frequent causes of incidents."""
-
-
 def test_a_rule_that_is_seldom_right_is_off_by_default() -> None:
     found = [j for j in score_lint.judgments() if j.today == "shown"]
     default = {r.code for r in everything() if is_default(r)}
     for code in {j.rule for j in found} & default:
         own = [j.verdict for j in found if j.rule == code]
-        often = len(own) < 20 or own.count("true") / len(own) >= 0.7
-        assert often != (code in KEPT_ON), code
+        assert own.count("true") / len(own) >= 0.7, code
 
 
 def test_the_page_has_the_precision_of_the_judgments() -> None:

@@ -38,7 +38,7 @@ def everything() -> tuple[Rule | Check, ...]:
     return tuple(sorted([*all_rules(), *all_checks()], key=lambda r: r.code))
 
 
-NURSERY = frozenset({"NP702", "NP703", "NP705", "NP706", "NP709"})
+NURSERY = frozenset({"NP702", "NP703", "NP705", "NP706", "NP707", "NP709"})
 """Checks of configs that are right too seldom to be on by default; rules say so themselves."""
 
 

@@ -58,7 +58,11 @@ def given_by_name(name: str) -> bool:
 
 def learned(node: ast.AST, module: Module) -> bool:
     """Whether a gradient can come to a value: a layer or parameter is behind it, or an argument that is not data."""
-    for part in made_of(node, module, limit=200, indices=False):
+    loops = [p for p in module.parents(node) if isinstance(p, ast.For)]
+    keys = {key_of(p) for p in ast.walk(node)} - {""} if loops else set()
+    drawn = [p.iter for p in loops if keys & {key_of(t) for t in ast.walk(p.target)}]
+    held = [part for e in (node, *drawn) for part in made_of(e, module, limit=200, indices=False)]
+    for part in held:
         if isinstance(part, ast.Call) and module.operation(part) is None:
             func = part.func
             if key_of(func).startswith("self.") or called_last(part, module) == "Parameter":
@@ -70,7 +74,7 @@ def learned(node: ast.AST, module: Module) -> bool:
         if isinstance(scope, ast.Module) or key in ("", "self", "cls") or not has_argument(scope, key):
             continue
         if not (
-            given_by_name(key) or _number_argument(scope, key) or _COUNTS.search(key) or key.startswith(("has_", "is_"))
+            given_by_name(key) or number_argument(scope, key) or _COUNTS.search(key) or key.startswith(("has_", "is_"))
         ):
             return True
     return False
@@ -197,6 +201,8 @@ def _constant_call(call: ast.Call, module: Module, depth: int) -> bool:
     if last in _WHOLE or name.partition(".")[0] in ("math", "numpy", "random"):
         return True
     found = module.operation(call)
+    if last in ("tensor", "as_tensor") and call.args and key_of(call.args[0]):
+        return constant(call.args[0], module, depth)
     if last in _MADE and (name.startswith("torch.") or last.startswith("new_")):
         return last not in ("tril", "triu") or (
             found is not None and constant(found.operand or call.args[0], module, depth)
@@ -239,7 +245,7 @@ def _constant_name(node: ast.AST, module: Module, depth: int) -> bool:
         return klass is not None and _typed(klass, last)
     scope = module.function(node)
     if not isinstance(scope, ast.Module) and has_argument(scope, key):
-        return _number_argument(scope, key) or bool(_COUNTS.search(last)) or _given_constants(scope, key, module, depth)
+        return number_argument(scope, key) or bool(_COUNTS.search(last)) or _given_constants(scope, key, module, depth)
     if _loop_number(node, module):
         return True
     return bool(_COUNTS.search(last)) and not module.flow.bindings(scope, key)
@@ -260,7 +266,7 @@ def _given_constants(scope: ast.AST, key: str, module: Module, depth: int) -> bo
     return all(g is not None and constant(g, module, depth + 3) for g in given)
 
 
-def _number_argument(scope: ast.AST, key: str) -> bool:
+def number_argument(scope: ast.AST, key: str) -> bool:
     """An argument that is a plain number by its annotation or its default."""
     a = scope.args  # type: ignore[attr-defined]
     positional = [*a.posonlyargs, *a.args]

@@ -131,6 +131,7 @@ def checked(keys: set[str], node: ast.AST, module: Module) -> bool:
     """Whether a test before or around a place asks about the values behind these names, not only ``is None``."""
     scope = module.function(node)
     here = start(node)
+    keys = keys - set(module.aliases)  # `torch.is_tensor(y)` asks nothing about torch.sum(x)
     tests: list[ast.expr] = [outer.test for outer in module.parents(node) if isinstance(outer, ast.IfExp)]
     tests += [outer.args[0] for outer in module.parents(node) if _is_where(outer, module)]
     for kind in (ast.If, ast.Assert, ast.While):

@@ -22,6 +22,7 @@ _LENGTHS = re.compile(
 _OF_LENGTHS = re.compile(
     r"mask_from_len(gth)?s|len(gth)?s?_to_masks?|sequence_mask|make_(non_)?pad_mask|(^|_)len(gth)?s$", re.I
 )
+_OF_ATTENTION = re.compile(r"(attention|attn|pad(ding)?)_masks?")
 _PADDED = re.compile(r"(^|_)pad(ded|ding)?_?(values?|val|ids?|idx|index|tokens?\w*)$", re.I)
 _CHOICE = re.compile(
     r"label|target|ignore|loss_mask|(^|_)(pos|neg|positives?|negatives?|fg|bg|foreground|valid\w*|completion\w*|"
@@ -55,6 +56,8 @@ def words(mask: ast.expr, module: Module) -> list[str]:
 def _about_form(node: ast.AST, module: Module) -> bool:
     """``target`` in ``target.size(1)``: its length is asked for, not what it holds."""
     parent = module.parent(node)
+    if isinstance(parent, ast.Call) and called_last(parent, module) in ("ones_like", "zeros_like", "full_like"):
+        return True
     if isinstance(node, ast.Attribute) and isinstance(parent, ast.Call) and parent.func is node:
         return True
     return isinstance(parent, ast.Attribute) and parent.attr in ("size", "shape", "device", "dtype", "ndim", "dim")
@@ -65,12 +68,20 @@ def is_padding(mask: ast.expr, module: Module) -> bool:
     made = [m for at in cores(mask, module) for m in cores(getattr(at, "operand", at), module)]  # behind ~ as well
     names = [called_last(m, module) if isinstance(m, ast.Call) else key_of(m).rpartition(".")[2] for m in made]
     names += [name for m in made for part in ast.walk(m) if key_of(part) for name in unpacked(part, module)]
-    if any(_OF_LENGTHS.search(n) for n in names):
+    if any(_OF_LENGTHS.search(n) for n in names) or any(_OF_ATTENTION.fullmatch(_sliced(m)) for m in made):
         return True  # whatever it is called, it was made from lengths
     text = words(mask, module)
     if any(_PADDED.search(w) for w in text):
         return True  # what is compared with the filler of padding
     return any(_LENGTHS.search(w) for w in text) and not any(_CHOICE.search(w) for w in text)
+
+
+def _sliced(mask: ast.expr) -> str:
+    """``attention_mask`` of ``attention_mask[:, 1:].bool()``."""
+    at = mask
+    while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and not at.args:
+        at = at.func.value
+    return key_of(at.value).rpartition(".")[2] if isinstance(at, ast.Subscript) else ""
 
 
 def defaults_to_ones(mask: ast.expr, module: Module) -> bool:

@@ -14,6 +14,7 @@ that it returns is the next operand, a text says why the operand is bad. Tests a
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -207,12 +208,15 @@ def constant(hit: Hit) -> bool:
     return gradients.constant(hit.operand, hit.module) or is_constant(hit.operand, hit.module)
 
 
+_REPORTED = re.compile(r"(^|_)(report\w*|logged|logging|display\w*|running)(_|$)")
+
+
 def of_loss(hit: Hit) -> bool:
     """Whether a loss is divided: its name is above the line or is given to the result, or it is summed up."""
     module, owner, above = hit.module, hit.module.statement(hit.node), hit.over or hit.operand
     stored = getattr(owner, "targets", [getattr(owner, "target", None)])
     named = [written(n) for t in [*trail(above, module), *stored] if t is not None for n in ast.walk(t)]
-    if any(loss_like(n) for n in named if n):
+    if any(loss_like(n) and not _REPORTED.search(n) for n in named if n):
         return True
     at = core(above, module)
     given = [k.value for k in at.keywords if k.arg == "reduction"] if isinstance(at, ast.Call) else []
@@ -236,32 +240,35 @@ def reaches_zero(hit: Hit) -> str:
 def unproved(hit: Hit) -> bool:
     """Whether the code in sight does not show the hazard: the one test that makes an info of a warning.
 
-    A warning needs all of it: the operand reaches zero by itself (a ReLU, a mask, saturation), or the difference that
-    makes it zero is that of a loss; a gradient comes to it; and it is reached from training.
+    A warning needs all of it: a gradient comes to the operand, and it reaches zero by itself (a ReLU, a mask,
+    saturation) or is one of many lengths and variances in a loss, in a network, or where an eps came too late.
     """
     module, zero = hit.module, range_of(hit.operand, hit.module)
     if any(isinstance(p, ast.Lambda) for p in module.parents(hit.node)):
         return True  # what it is called with comes from where nobody can look
     if not (gradients.learned(hit.operand, module) or (hit.over is not None and gradients.learned(hit.over, module))):
         return True
-    if in_loss(hit):
-        return False
+    total = numerics.reduction(core(hit.operand, module), module)
+    if total is not None and not (total.args or {"dim", "axis"} & set(total.keywords)):
+        return True  # zero only where all of a batch is
     if zero.sure:
         return False
-    alone = module.klass(hit.node) is None
-    return not ((in_network(hit) and _raised_later(hit)) or ((in_network(hit) or alone) and _of_features(hit)))
+    if not _of_features(hit):
+        return True  # one number for a whole batch, or of what nobody reduced
+    return not (in_loss(hit) or in_network(hit) or (module.klass(hit.node) is None and _raised_later(hit)))
 
 
 def _of_features(hit: Hit) -> bool:
     """The length of each vector, of which one may be zero; or a variance by subtraction, which rounding makes zero."""
-    module, found = hit.module, held(hit)
+    module, found = hit.module, held(hit) or numerics.reduction(core(hit.operand, hit.module), hit.module)
     if found is None or found.operand is None:
         return False
     if squared(hit.operand, module) or (found.name == "sub" and found.args and squared(found.args[0], module)):
         return True
     if found.name == "add" and found.args:  # the magnitude of a complex number, the length of a slope
-        return in_network(hit) and all(squared(e, module) for e in (found.operand, found.args[0]))
-    reduced = found.name in ("sum", "mean") and bool(found.args or "dim" in found.keywords)
+        placed = in_network(hit) or in_loss(hit)
+        return placed and all(squared(e, module) for e in (found.operand, found.args[0]))
+    reduced = found.name in ("sum", "mean") and bool(found.args or {"dim", "axis"} & set(found.keywords))
     return found.name == "var" or (reduced and squared(found.operand, module))
 
 
@@ -305,6 +312,9 @@ def data_by_name(hit: Hit) -> bool:
     parts = nodes_of(hit.operand, indices=False), nodes_of(core(hit.operand, hit.module), indices=False)
     near = {key_of(n).rpartition(".")[2] for nodes in parts for n in nodes} - {"", "self", *hit.module.aliases}
     near = {n for n in near if n not in hit.keys} or near
+    differs = any(isinstance(n, ast.Sub) for n in ast.walk(hit.operand))
+    if len(near) > 1 and near <= {"x", "y", "z"} and not differs:
+        return True  # the length of a point
     return bool(near) and all(gradients.given_by_name(n) for n in near)
 
 

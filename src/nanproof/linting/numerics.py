@@ -62,6 +62,28 @@ def _summed(at: ast.expr, module: Module) -> ast.expr | None:
     return at.args[0] if name.startswith("torch.") and at.args else None
 
 
+_REDUCES = re.compile(r"(^|_)(sum|mean)(_|$)")
+
+
+def reduction(node: ast.AST, module: Module) -> Operation | None:
+    """A sum or a mean, also by a function that is only named so.
+
+    ``reduce_sum(x, dim)``, ``reduce(x, "b n -> b", "sum")``.
+    """
+    found = module.operation(node)
+    if found is not None:
+        return found if found.name in ("sum", "mean") else None
+    if not isinstance(node, ast.Call) or not node.args or isinstance(node.args[0], ast.Starred):
+        return None
+    last = called_last(node, module)
+    if last == "reduce" and len(node.args) == 3 and isinstance(node.args[2], ast.Constant):
+        kind = str(node.args[2].value)
+        return Operation(kind, node.args[0], [node.args[1]], {}) if kind in ("sum", "mean") else None
+    named = _REDUCES.search(last) if isinstance(node.func, ast.Name) else None
+    keywords = {k.arg: k.value for k in node.keywords if k.arg}
+    return Operation(named[2], node.args[0], node.args[1:], keywords) if named else None
+
+
 def _counted(node: ast.expr, module: Module) -> ast.expr | None:
     """The mask whose true places are listed: ``m.nonzero()``, ``torch.nonzero(m)``."""
     at = core(node, module)
@@ -111,6 +133,10 @@ def boolean(node: ast.expr, module: Module, depth: int = 0) -> bool:
     if isinstance(at, ast.BinOp) and depth < 12:
         sides = [boolean(side, module, depth + 1) for side in (at.left, at.right)]
         return any(sides) if isinstance(at.op, _LOGICAL) else all(sides) and isinstance(at.op, ast.Mult)
+    if isinstance(at, ast.Call) and called_last(at, module) in ("any", "all") and depth < 12:
+        found = module.operation(at)
+        inner = found.operand if found else at.func.value if isinstance(at.func, ast.Attribute) else None
+        return inner is not None and boolean(inner, module, depth + 1)
     return isinstance(at, ast.Call) and called_last(at, module) in _COMPARES
 
 

@@ -39,7 +39,7 @@ _ASIDE = re.compile(
 _ASIDE_CLASS = re.compile(
     r"(^|_)(metrics?|meters?|recall|accuracy|evaluat\w*|corrector|langevin|data_?sets?|data_?loader|data_?module|collat\w*|optimi[sz]er|"
     r"schedul\w*|augment\w*|callbacks?|logger|writer|processor|tokeni[sz]er|sampler|environment|env|bench_?mark\w*|"
-    r"visuali\w*|plot\w*|monitor|observer|quanti[sz]\w*|export\w*|test|inference|predictor|config|tracker|adamw?|sgd)(_|$)|"
+    r"visuali\w*|plot\w*|monitor|observer|quanti[sz]\w*|export\w*|test|inference|pretrained|predictor|config|tracker|adamw?|sgd)(_|$)|"
     r"(^|_)(transform|scaler|normali[sz]er|buffer)$",
 )
 """Of names in snake case: an AsymmetricLoss is no metric, a Parameterization no meter."""
@@ -175,7 +175,8 @@ def _in_loss(node: ast.AST, module: Module, seen: frozenset[ast.AST]) -> bool:
 
 
 def _takes_targets(function: Function) -> bool:
-    return any(_TARGETS.search(a.arg) for a in [*function.args.args, *function.args.kwonlyargs])
+    names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
+    return any(_TARGETS.search(n) for n in names) and not names & {"source", "src"}  # the ends of an edge
 
 
 def _goes_backward(function: Function, module: Module) -> bool:

@@ -21,7 +21,7 @@ from .flow import has_argument
 from .gradients import Function, callers_of
 from .guards import changed_in_place, lower_bound, small_constant
 from .names import Operation, called_last, key_of, word_set
-from .numerics import boolean, named_probability, probability
+from .numerics import boolean, named_probability, probability, reduction
 from .values import SAME, core, made_of, nodes_of, number, operation, scalar
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def _range(node: ast.AST | None, module: Module, depth: int) -> Range:
     value = number(node, module)
     if value is not None:
         return Range(low=value, high=value, zero="0" if value == 0 else "", sure=True, top=True)
-    if isinstance(node, ast.Compare | ast.BoolOp) or (
-        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert)
-    ):
+    if isinstance(node, ast.BoolOp):
+        return _either([_range(e, module, depth + 1) for e in node.values])  # `given or default`
+    if isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert)):
         return _BOOLEAN
     if isinstance(node, ast.UnaryOp):
         return _negative(_range(node.operand, module, depth + 1)) if isinstance(node.op, ast.USub) else ANY
@@ -235,6 +235,8 @@ def _arithmetic(found: Operation, node: ast.AST, module: Module, depth: int) -> 
         return Range(low=left.low + right.low, zero=differs.zero if _signed(left, right) else "")
     if found.name == "sub":
         return _difference(left, right, first, second, module)
+    if found.name == "div" and _length_of(second, first, module):
+        return Range(low=-1, high=1, top=True)  # a direction: 1 along an axis, or rounded past it
     if found.name == "div":
         low = TINY if left.positive and right.low >= 0 else 0.0 if left.low >= 0 and right.low >= 0 else -math.inf
         if low < 0 and right.zero == "" and number(second, module) is None and left.low >= 0 and not right.low >= 0:
@@ -242,6 +244,13 @@ def _arithmetic(found: Operation, node: ast.AST, module: Module, depth: int) -> 
         high = left.high if right.low >= 1 and left.low >= 0 else math.inf
         return Range(low=low, high=high, zero=left.zero, sure=left.sure)
     return ANY
+
+
+def _length_of(norm: ast.expr, vector: ast.expr, module: Module) -> bool:
+    """Whether one is the norm of the other."""
+    found = operation(core(norm, module), module)
+    held = found.operand if found is not None and found.name in ("norm", "vector_norm") else None
+    return held is not None and module.source(held) == module.source(vector)
 
 
 def _setting(base: ast.expr, module: Module) -> bool:
@@ -365,7 +374,10 @@ def _call(node: ast.Call, module: Module, depth: int) -> Range:
         return _power(_range(inner, module, depth + 1), 2.0)
     if name in ("max", "min") and len(node.args) == 2:
         return _two(f"{name}imum", [_range(e, module, depth + 1) for e in node.args])
-    return _returned(node, module, depth)
+    held = _returned(node, module, depth)
+    if held == ANY and found is None and (total := reduction(node, module)) and total.operand is not None:
+        return _mapped(total.name, node, total.operand, module, depth)
+    return held
 
 
 def _mapped(last: str, node: ast.Call, inner: ast.expr, module: Module, depth: int) -> Range:
@@ -375,6 +387,8 @@ def _mapped(last: str, node: ast.Call, inner: ast.expr, module: Module, depth: i
         return _two(f"{last}imum", [_range(e, module, depth + 1) for e in (inner, others[0])])
     many = inner.elts if isinstance(inner, ast.List | ast.Tuple) else [inner]
     held = _either([_range(e, module, depth + 1) for e in many])
+    if last in ("sum", "mean") and _beside_positive(inner, module, depth):
+        return _POSITIVE
     if last in ("prod", *_SUMS):
         low = max(held.low, 0.0) if held.low >= 0 else -math.inf
         zero = held.zero if held.low >= 0 else ""
@@ -392,6 +406,22 @@ def _mapped(last: str, node: ast.Call, inner: ast.expr, module: Module, depth: i
     if last == "sqrt":
         return _power(held, 0.5)
     return held
+
+
+def _beside_positive(summed: ast.expr, module: Module, depth: int) -> bool:
+    """``stack([v, ones_like(v)], -1) ** 2``: a part of what is added up, all of it squares, is never zero."""
+    at = core(summed, module)
+    if (
+        isinstance(at, ast.BinOp)
+        and isinstance(at.op, ast.Mult | ast.Pow)
+        and (isinstance(at.op, ast.Pow) or ast.dump(at.left) == ast.dump(at.right))
+    ):
+        at = core(at.left, module)
+    made = at.args[0] if isinstance(at, ast.Call) and called_last(at, module) in ("stack", "cat") and at.args else None
+    parts = made.elts if isinstance(made, ast.List | ast.Tuple) else []
+    return any(_range(p, module, depth + 2).positive for p in parts) and (
+        at is not core(summed, module) or all(_range(p, module, depth + 2).low >= 0 for p in parts)
+    )
 
 
 def _two(name: str, sides: list[Range]) -> Range:

@@ -61,6 +61,8 @@ def is_constant(operand: ast.expr, module: Module) -> bool:
     for part in made_of(operand, module, limit=300, indices=False):
         if isinstance(part, ast.Call):
             name, last = module.called(part), called_last(part, module)
+            if last in ("tensor", "as_tensor") and part.args and key_of(part.args[0]):
+                continue  # what it is given says whether it is learned
             if last in _CONSTANT or last == "detach" or name.partition(".")[0] in ("numpy", "math"):
                 plain = True
             elif module.operation(part) is None and last not in SAME and name not in ("float", "int", "len", "max"):

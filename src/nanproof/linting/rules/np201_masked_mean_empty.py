@@ -65,14 +65,23 @@ def _may_be_empty(node: ast.AST, numerator: ast.expr, mask: ast.expr, rows: bool
         return False  # the mask itself is scaled: nothing learned is behind it
     if any(key_of(t) and changed_in_place(t, module, node) for t in trail(mask, module)):
         return False  # what was written into it is not known
-    if any(CHOSEN.search(w) for w in words(mask, module)):
+    if in_loss(node, module) and (_of_batch(mask, module) or boolean(mask, module)):
         return True
-    if in_loss(node, module) and (boolean(mask, module) or named_mask(module.source(core(mask, module)))):
-        return True
+    chosen = {w for w in words(mask, module) if CHOSEN.search(w)}
+    if chosen and not rows and not boolean(mask, module) and all(w.strip("_") == "loss_mask" for w in chosen):
+        return False  # of whole batches, given to the loss: in pretraining it leaves out next to nothing
+    if chosen:
+        return not any(key_of(t).endswith("weight") for t in trail(mask, module))  # for each class, as a rule
     if not re.search(r"masks?$", module.source(core(mask, module))):
         return False
     calls = {called_last(p, module) for p in made_of(numerator, module, limit=120) if isinstance(p, ast.Call)}
     return rows or "cross_entropy" in calls  # one sample with nothing in it comes sooner than a whole batch
+
+
+def _of_batch(mask: ast.expr, module: Module) -> bool:
+    """``batch[2]``, ``batch["weight"]``: what comes with the samples may be zero for all of one batch."""
+    parts = [p.value for p in made_of(mask, module, limit=60) if isinstance(p, ast.Subscript)]
+    return any(key_of(p).rpartition(".")[2] in ("batch", "sample", "targets") for p in parts)
 
 
 def _per_row(denominator: ast.expr, module: Module) -> bool:
@@ -103,7 +112,7 @@ def _averaged(denominator: ast.expr, module: Module) -> ast.expr | None:
 def _is_mask(mask: ast.expr, numerator: ast.expr, keys: set[str], module: Module) -> bool:
     """The same mask above and below: multiplied in, or what the names above are made of."""
     text = " ".join([*keys, module.source(mask)]).lower()
-    if _ROUTING.search(text) or (_NO_MASKS.search(text) and not named_mask(text)):
+    if _ROUTING.search(text) or (any(_NO_MASKS.search(k) for k in (*keys, text)) and not named_mask(text)):
         return False
     held = core(mask, module)
     if isinstance(held, ast.Call) and called_last(held, module) in _POSITIVE:
@@ -128,6 +137,7 @@ def _multiplied(above: list[ast.AST], keys: set[str], module: Module) -> bool:
         elif isinstance(part, ast.Call) and called_last(part, module) in ("mul", "mul_", "multiply", "dot", "inner"):
             sides = [*part.args, *([part.func.value] if isinstance(part.func, ast.Attribute) else [])]
         for side in sides:
+            side = side.value if isinstance(side, ast.Subscript) and isinstance(side.slice, ast.Constant) else side
             if any(key_of(t) in keys or module.source(t) in keys for t in trail(side, module)):
                 return True
     return False
@@ -216,7 +226,7 @@ RULE = Rule(
     name="masked-mean-empty",
     what="""
 Finds a mean over a mask, `(x * mask).sum() / mask.sum()`, in a loss or a forward pass, when nothing keeps the
-divisor from zero. Where the mask leaves out padding only, it is an info.
+divisor from zero. Where the mask leaves out padding only, or nothing says what it leaves out, it is an info.
 """,
     why="""
 A batch in which the mask keeps nothing (all tokens padded, no positive box, no masked position) makes this 0 / 0.
@@ -229,19 +239,21 @@ in 100,000 batches, it is around step 100,000 that the run ends.
 after `clamp(min=1)`. An eps of `1e-8` added instead is 0 in float16.
 """,
     bad="""
-def token_loss(logits, labels, loss_mask):
+def token_loss(logits, labels):
+    loss_mask = labels != -100
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * loss_mask).sum() / loss_mask.sum()
 """,
     good="""
-def token_loss(logits, labels, loss_mask):
+def token_loss(logits, labels):
+    loss_mask = labels != -100
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
     return (loss * loss_mask).sum() / loss_mask.sum().clamp(min=1)
 
 
-def selected_loss(logits, labels, loss_mask):
+def selected_loss(logits, labels):
     loss = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    return ops.masked_mean(loss, loss_mask)  # 0 when nothing is kept; NaN in places left out does not matter
+    return ops.masked_mean(loss, labels != -100)  # 0 when nothing is kept; NaN in places left out does not matter
 """,
     miss="""
 def dice_loss(p, target):

@@ -27,6 +27,10 @@ _LAYERS = word_set(
     GaussianNLLLoss"""
 )
 _CALLS = {"mean", *_LOSSES}
+_ELEMENTWISE = word_set(
+    """abs square pow exp log sqrt neg relu softplus logsigmoid sigmoid tanh clamp log1p expm1 float to mul add sub
+    div"""
+)
 _PLACES = {"arange", "eye", "tril", "triu", "ones"}
 _INDICES = re.compile(
     r"ind(ex|ices|s)?$|idx|ids$|(^|_)(i|j|k|rows?|cols?|positions?|order|perm)$|(^|_)(train|val|test)_mask", re.I
@@ -154,11 +158,7 @@ def _selected(at: ast.expr, module: Module, depth: int) -> tuple[ast.expr, ast.e
         found = module.operation(at)
         if found and found.name == "masked_select" and found.operand is not None and found.args:
             return found.operand, found.args[0]
-        if (
-            found
-            and found.name in ("abs", "square", "pow", "exp", "log", "sqrt", "neg", "relu")
-            and found.operand is not None
-        ):
+        if found and found.name in _ELEMENTWISE and found.operand is not None:
             return _selection(found.operand, module, depth + 1)
     if isinstance(at, ast.BinOp):
         sides = [_selection(at.left, module, depth + 1), _selection(at.right, module, depth + 1)]

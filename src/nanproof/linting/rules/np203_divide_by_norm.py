@@ -105,8 +105,11 @@ def _vanishing(hit: Hit) -> bool:
 
 
 def _doubtful(hit: Hit) -> bool:
-    """Made of nothing that vanishes, or neither in a loss nor learned by a network."""
-    return outside_loss(hit) and not (_vanishing(hit) and gradients.learned(hit.operand, hit.module))
+    """A direction of something that does not vanish in sight, or of nothing learned."""
+    ratio = hit.over is not None and hit.module.source(hit.operand) not in hit.module.source(hit.over)
+    if ratio and not outside_loss(hit):
+        return False  # an error over the norm of the target
+    return not (_vanishing(hit) and (gradients.learned(hit.operand, hit.module) or not outside_loss(hit)))
 
 
 def _chosen(hit: Hit) -> bool:
@@ -188,6 +191,7 @@ alone; what a layer or an encoder gives out is an info.
 `x / x.norm(dim=d, keepdim=True)` becomes `F.normalize(x, dim=d)`; any other norm gets a floor of 1e-6. Vectors shorter
 than that are no longer brought to length 1.
 """,
+    default=False,
     words=("norm", "sqrt", "0.5"),
     match=Match(_find, (ast.Div,)),
     where=training,

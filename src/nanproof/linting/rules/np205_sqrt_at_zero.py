@@ -19,6 +19,7 @@ from ..matching import (
     unproved,
 )
 from ..names import called_last
+from ..ranges import range_of
 from ..rule import Change, Rule
 from ..values import number, short
 
@@ -26,7 +27,8 @@ from ..values import number, short
 def _selects(hit: Hit) -> bool:
     """A ReLU gives back a gradient of 0, not 0 · ∞; a single probability is zero only where it has rounded to it."""
     found = held(hit)
-    return found is not None and found.name in ("relu", "relu_", "sigmoid", "softmax")
+    rounded = range_of(hit.operand, hit.module).zero.startswith("a probability")
+    return rounded or (found is not None and found.name in ("relu", "relu_"))
 
 
 def _fix(hit: Hit) -> tuple[Change, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ..guards import guarded
-from ..matching import Hit, call, constant, exponent, held, not_aside
+from ..matching import Hit, call, constant, exponent, held, not_aside, outside_loss
 from ..names import called_last, key_of
 from ..numerics import shifted
 from ..rewrite import move
@@ -48,6 +48,13 @@ def _rewrite(hit: Hit) -> Moved:
     return move(hit.node, names[0] if names else hit.outer, parts, f"{name}({', '.join(args)})", needed, module)
 
 
+def _of_a_model(hit: Hit) -> bool:
+    """In a function that is given a model and makes no loss: its predictions are put together."""
+    scope = hit.module.function(hit.node)
+    given = {a.arg for a in scope.args.args} if isinstance(scope, ast.FunctionDef) else set()
+    return bool(given & {"model", "net", "network"}) and outside_loss(hit)
+
+
 RULE = Rule(
     code="NP208",
     name="naive-logsumexp",
@@ -84,6 +91,7 @@ all dimensions or a mean, where `torch.logsumexp` needs more than the code says.
     match=call("log", "log_").of(_total, exponent),
     where=not_aside,
     unless=(lambda h: shifted(h.operand, h.module), constant, small, _ensemble, _guarded_elsewhere),
+    doubt=(_of_a_model,),
     message="the logarithm of a sum of exponentials is inf as soon as one exponent passes 88.7 (float16: 11.09)",
     help="use torch.logsumexp(x, dim), which subtracts the largest exponent first",
     edit=_rewrite,

@@ -164,6 +164,7 @@ left alone.
 The value and the gradient stay the same, to rounding, wherever the old ones were finite. If the exponential has a name
 of its own, the fix is marked unsafe, because that name may be used elsewhere.
 """,
+    default=False,
     words=("exp",),
     match=quotient().of(_exponent),
     where=not_aside,

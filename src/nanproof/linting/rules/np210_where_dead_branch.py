@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..gradients import constant, enclosing
+from ..gradients import constant, enclosing, number_argument
 from ..guards import guarded, small_constant
 from ..names import called_last, key_of
 from ..numerics import boolean, division, summed
 from ..purpose import aside, only_logged, trains
+from ..ranges import range_of
 from ..rule import Change, Found, Rule
-from ..values import SAME, core, made_of, nodes_of, number, operation, scalar, short, trail
+from ..values import SAME, core, made_of, nodes_of, number, operation, scalar, short, trail, unpacked
 
 if TYPE_CHECKING:
     from ..source import Module
@@ -40,7 +41,7 @@ _COUNTS = re.compile(
 )
 _CAMERAS = re.compile(r"camera|distort|project|fisheye|intersect|(^|_)rays?(_|$)|pixel|jpeg|image", re.I)
 """Geometry of the input: nothing is learned before it."""
-_COORDINATES = re.compile(r"(^|_)(coords?|xyz|positions?|points?|frames?)(_|$)", re.I)
+_COORDINATES = re.compile(r"(^|_)(feats|batch|coords?|xyz|positions?|points?|frames?)(_|$)", re.I)
 _COMPARES = {"eq", "ne", "gt", "lt", "ge", "le", "isclose", "isinf", "isnan", "isfinite", "greater", "less"}
 _KEPT_LOW = {"clamp", "clamp_max", "clip", "where", "minimum", "min", "neg", "masked_fill"}
 _AT_ZERO = {"div", "reciprocal", "log", "log2", "log10", "sqrt", "rsqrt", "power"}
@@ -53,6 +54,7 @@ _HOLDS: dict[type[ast.cmpop], Callable[[float], bool]] = {
     ast.NotEq: lambda x: x != 0,
 }
 """Whether 0 - bound compares so with 0."""
+_PARTS = {"chunk", "split", "unbind", "max", "min", "sort", "topk", "meshgrid", "tensor_split", "svd"}
 _CUTS = {"long", "int", "round", "floor", "ceil", "detach", "argmax", "argmin", "bool", "sign", "item", "no_grad"}
 _FILLS = {"exp": "0.0", "expm1": "0.0", "log1p": "0.0", "acos": "0.0", "asin": "0.0", "atanh": "0.0"}
 
@@ -91,7 +93,10 @@ def _given(operand: ast.expr, module: Module) -> bool:
     calls = [p for p in parts if isinstance(p, ast.Call) and module.operation(p) is None]
     if any(called_last(c, module) not in SAME and isinstance(c.func, ast.Name) for c in calls):
         return True
-    leaves = {key_of(p) for p in parts if key_of(p) and module.value(p) is None and not module.origins(p)}
+    open_names = [p for p in parts if key_of(p) and module.value(p) is None and not module.origins(p)]
+    if any(set(unpacked(p, module)) - _PARTS for p in open_names):
+        return True
+    leaves = {key_of(p) for p in open_names}
     leaves -= {"self", *module.aliases}
     return bool(leaves) and all(_COORDINATES.search(name) for name in leaves)
 
@@ -155,12 +160,22 @@ def _risk(branch: ast.expr, asked: set[str], module: Module) -> tuple[str, ast.e
         name, operand = _bad_operation(part, module)
         if not name or operand is None or _picked(operand, module):
             continue
+        if name == "div" and _one_number(operand, module):
+            continue
         if constant(part if name == "div" else operand, module):
             continue  # a constant divisor of zero still makes the gradient of what it divides NaN
         there = _names(operand, module) if name not in ("exp", "expm1") else {key_of(n) for n in ast.walk(operand)}
         if there & asked and not _tamed(name, operand, module):
             return name, operand, part
     return None
+
+
+def _one_number(operand: ast.expr, module: Module) -> bool:
+    """An argument that is a plain number, and not zero in one element of many."""
+    scope = module.function(operand)
+    leaves = {key_of(p) for p in made_of(operand, module, limit=40) if key_of(p) and module.value(p) is None}
+    leaves -= {"", *module.aliases}
+    return bool(leaves) and not isinstance(scope, ast.Module) and all(number_argument(scope, k) for k in leaves)
 
 
 def _picked(operand: ast.expr, module: Module) -> bool:
@@ -196,6 +211,8 @@ def _tamed(name: str, operand: ast.expr, module: Module) -> bool:
     """Whether the operand is harmless already: chosen by a where of its own, clamped, with an eps."""
     at = core(operand, module)
     if name in ("exp", "expm1"):
+        if range_of(operand, module).high <= 0:
+            return True  # of minus a square
         found = operation(at, module)
         return found is not None and found.name in _KEPT_LOW
     if name.startswith("log") and isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add):

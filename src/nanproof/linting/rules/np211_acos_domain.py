@@ -107,9 +107,10 @@ def _cosine(hit: Hit) -> bool:
 
 def _elsewhere(hit: Hit) -> bool:
     """Neither a cosine made here, nor in a loss or in what a network learns."""
-    klass = hit.module.klass(hit.node)
-    network = klass is not None and is_network(klass, hit.module) and learned(hit.operand, hit.module)
-    return not (_cosine(hit) or in_loss(hit) or network)
+    module, klass = hit.module, hit.module.klass(hit.node)
+    network = klass is not None and is_network(klass, module) and learned(hit.operand, module)
+    half = isinstance(hit.node, ast.Call) and "sin" in called_last(hit.node, module)  # of half a chord, as a rule
+    return half or not (in_loss(hit) or network or (_cosine(hit) and klass is not None))
 
 
 def _message(hit: Hit) -> str:
@@ -168,7 +169,7 @@ The operand is data that lies inside for certain, or nothing learned is behind i
     fix_note="It clamps to ±(1 - 1e-6): angles below 0.0014 radians become 0.0014, with a gradient of 0.",
     match=Match(_find, (ast.Call,), _INVERSE).of(_outside),
     where=not_aside,
-    unless=(reported,),
+    unless=(reported, lambda h: isinstance(h.operand, ast.Attribute) and h.operand.attr == "data"),
     doubt=(_elsewhere,),
     message=_message,
     help="clamp a little inside: torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6)), or use atan2",

@@ -62,6 +62,13 @@ def _aside(hit: Hit) -> bool:
     return outside_loss(hit) and all(f.name != "forward" for f in enclosing(hit.node, hit.module))
 
 
+def _shrinks(hit: Hit) -> bool:
+    """``-k * pi``: the product of a positive quantity and a negative number, which only gets smaller."""
+    at = core(hit.operand, hit.module)
+    scaled = isinstance(at, ast.BinOp) and isinstance(at.op, ast.Mult)
+    return scaled and any(isinstance(n, ast.USub) for n in ast.walk(at))
+
+
 def _softplus(hit: Hit) -> tuple[Change, ...]:
     name, needed = hit.module.spell("torch.nn.functional.softplus")
     inside = any(n is hit.operand for n in ast.walk(hit.node))
@@ -91,7 +98,7 @@ def ranking_loss(positive, negative):
     match=call("log", "log1p").of(beside_one, _varies, exponent),
     where=not_aside,
     unless=(lambda h: shifted(h.operand, h.module), _caught, _at_most_one, _log_odds),
-    doubt=(_parameter, _aside),
+    doubt=(_parameter, _aside, _shrinks),
     message="log(1 + exp(x)) is inf from x = 88.7 on (float16: 11.09), and its gradient NaN",
     help="use torch.nn.functional.softplus(x)",
     edit=_softplus,

@@ -103,6 +103,7 @@ class ToneMap(nn.Module):
     false_alarm="""
 The base is positive for a reason that the code does not show. A lower bound costs nothing and says so.
 """,
+    default=False,
     match=Match(_powers, (ast.Call, ast.BinOp), frozenset({"pow", "pow_"})).of(_why),
     where=training,
     unless=(reported, guarded, constant, _positive, asked),

@@ -131,6 +131,7 @@ The tensors are float64. Files that mention float64 are left alone.
     fix_note="""
 An eps that is added is taken out; every float32 result stays the same, bit for bit. The eps of a norm is left to you.
 """,
+    default=False,
     nodes=(ast.BinOp, ast.Call),
     calls=frozenset(_NORMS),
     words=("e-", "0.00000"),

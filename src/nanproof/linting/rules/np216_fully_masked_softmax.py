@@ -199,6 +199,7 @@ No sequence is ever empty and padding stands on the right: then every row keeps 
 """,
     fix="unsafe",
     fix_note="It fills with `torch.finfo(scores.dtype).min`, so that a row masked as a whole becomes uniform.",
+    default=False,
     nodes=(ast.Call, ast.Assign),
     calls=frozenset({"masked_fill", "masked_fill_"}),
     words=("softmax",),

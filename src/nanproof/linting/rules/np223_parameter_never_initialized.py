@@ -146,6 +146,7 @@ class Scale(nn.Module):
     false_alarm="A checkpoint is always loaded over it. Frozen parameters and classes with other bases are left alone.",
     fix="unsafe",
     fix_note="`torch.empty` becomes `torch.zeros`, which is finite; whether zeros are a good start is yours to say.",
+    default=False,
     nodes=(ast.Call,),
     calls=frozenset({"Parameter"}),
     words=("empty", "Tensor("),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from ..masks import is_padding
 from ..matching import (
     Hit,
     asked,
@@ -75,7 +76,21 @@ def _rarely(hit: Hit) -> bool:
     """Zero where things happen to be equal, or where a probability underflows: float32 takes long to get there."""
     if unproved(hit) or "probability" in hit.why or not (in_loss(hit) or in_network(hit)):
         return True
-    return not range_of(hit.operand, hit.module).sure
+    names = [p for p in made_of(hit.operand, hit.module, limit=60) if isinstance(p, ast.Name)]
+    padding = "mask" in hit.why and any(is_padding(n, hit.module) for n in names)
+    return padding or not range_of(hit.operand, hit.module).sure or _of_whole_samples(hit)
+
+
+def _of_whole_samples(hit: Hit) -> bool:
+    """``x.view(b, -1).max(1)``: zero only where all of a sample is."""
+    for part in made_of(hit.operand, hit.module, limit=40):
+        found = hit.module.operation(part) if isinstance(part, ast.Call) else None
+        if found is not None and found.name in ("max", "amax") and found.operand is not None:
+            flat = found.operand
+            last = called_last(flat, hit.module) if isinstance(flat, ast.Call) else ""
+            if last == "flatten" or (last in ("view", "reshape") and "-1" in hit.module.source(flat)):
+                return True
+    return False
 
 
 RULE = Rule(

@@ -89,6 +89,7 @@ def pool(chunks, dim):
     false_alarm="Something writes into it through another name.",
     fix="unsafe",
     fix_note="`empty` becomes `zeros`.",
+    default=False,
     nodes=(ast.Call,),
     calls=frozenset({"empty", "empty_like", "empty_strided", "new_empty"}),
     check=check,

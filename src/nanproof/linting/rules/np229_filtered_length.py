@@ -70,6 +70,7 @@ def total_loss(losses, device):
     false_alarm="Something always passes the test. An assertion before the division says so.",
     fix="unsafe",
     fix_note="`max(len(items), 1)` is the same for every list that holds something.",
+    default=False,
     words=("len(",),
     match=quotient().of(_filtered),
     where=training,

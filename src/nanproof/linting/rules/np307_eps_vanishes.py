@@ -178,6 +178,7 @@ def unit(x):
     fix="unsafe",
     fix_note="The constant becomes 1e-4 for float16 and 1e-6 below 1 for float32, which changes results near the "
     "bound.",
+    default=False,
     nodes=(ast.Module,),
     words=("e-",),
     check=check,

@@ -78,6 +78,8 @@ def _skips(module: Module, way: Way, at: int) -> bool:
     bad, good = arms(event.node, event.test)
     if any(last_name(c) in ("backward", "step") for s in bad for c in calls_in(s)):
         return False  # the bad batch takes part in the collectives all the same
+    if any(isinstance(n, ast.Raise) for s in bad for n in ast.walk(s)):
+        return False  # it ends the run, by default
     inside = any(e.place is n for e in ahead for s in good for n in ast.walk(s))
     return leaves(module, bad) in ("continue", "return") or (inside and not leaves(module, bad))
 

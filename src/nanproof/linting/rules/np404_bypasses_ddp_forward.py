@@ -146,6 +146,7 @@ def train(model, loader, criterion, rank):
     false_alarm="Gradients are averaged by hand, or the wrapped model is called in the same iteration by another "
     "function. Functions that call the wrapped model too (`out = model(x)`, `loss = model.module.loss(out)`) are "
     "not reported.",
+    default=False,
     nodes=(ast.Call,),
     words=("DistributedDataParallel", "DDP"),
     check=check,

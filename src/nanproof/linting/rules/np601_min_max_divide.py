@@ -178,6 +178,7 @@ class Scans(torch.utils.data.Dataset):
     fix="unsafe",
     fix_note="1e-8 is added to the range, which changes results in the last digits, and constant samples from NaN "
     "to 0.",
+    default=False,
     nodes=(ast.BinOp,),
     words=("min(",),
     check=check,
