@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,11 +24,13 @@ from .blame import Blame, Blamer, relevant_parents
 from .bounds import Endless, most_operations
 from .collectives import CollectiveRefused, has_peers, no_collectives
 from .differently import other_kernels
-from .exactly import Exactly, Reached
+from .exactly import Failure, Reached
 from .mechanism import forward_op, mechanism_of, vanished_eps
+from .mode import ReplayMode
 from .patch import Neutralize, Patch
 from .precision import InFloat64, in_float64, where_rounded
 from .replay import Replay, bind
+from .rounding import Rounding
 from .sandbox import OutOfTime, Sandbox
 from .suspect import suspect_commit
 from .trace import Event, Trace
@@ -432,36 +434,21 @@ class _Search:
         return dataclasses.replace(found, verified=proved, doubt=doubt, also=(*found.also, *more)[:6])
 
     def _rounding_before(self, origin: Event) -> str:
-        """The operation before the origin whose rounding makes it fail; empty when it fails without any rounding.
-
-        All of them are treated at once: one alone in float64 breaks ties that are meant to be exact, as in x − x.
-        """
-        if self._wide.fails_rounded:
-            return ""
-        self._say("replaying the step with everything before the operation in float64")
-        exact = self._fails_after(origin, range(origin.call))
-        self._left = sorted(exact.left)
-        if exact.fails:
-            return ""
-        if exact.fails is None:  # other branches, or code that is compiled in between (TorchScript)
-            return "a replay with everything before it in float64 does not come to it"
-        same, other = 1, origin.call  # in float64 below the first nothing changes, below the second it does
-        while other - same > 1:
-            middle = (same + other) // 2
-            if self._fails_after(origin, range(middle)).fails:
-                same = middle
-            else:
-                other = middle
-        alone = self._fails_after(origin, (same,), watched=same)
-        which = alone.seen if alone.fails is False else f"everything up to {alone.seen}"
-        return f"rounding before it is to blame: with {which} computed in float64 it does not fail"
-
-    def _fails_after(self, origin: Event, treated: Container[int], watched: int = 0) -> Exactly:
-        """A replay up to the origin, with some of the operations before it in float64."""
+        """Why rounding before the origin may be to blame; empty when it is not."""
         assert self._trace is not None
+        self._say("replaying the step, rounded otherwise up to the operation")
+        wide = self._wide.fails_rounded
+        failure = Failure(origin, slope=wide and origin.phase == "backward" and origin.site.call >= 0)
+        size = sum(t.numel() for _, t in self.sandbox.leaves())
+        proof = Rounding(failure, self._trace.formats, size, self._up_to, self._most, fails_rounded=wide)
+        doubt = proof.doubt()
+        self._left = proof.left
+        return doubt
+
+    def _up_to(self, mode: ReplayMode) -> None:
+        """A replay that the mode ends where it has its answer."""
         self.sandbox.reset()
         replay = Replay(self.step, self.sandbox, self._weights)
-        mode = Exactly(origin, self._trace.formats, treated, watched, most=self._most)
         try:
             with mode:
                 replay.backward(replay.forward())
@@ -469,7 +456,6 @@ class _Search:
             raise
         except (Reached, UsageError, Endless):  # a step that raises, or never ends, has not come to the origin
             pass
-        return mode
 
     def _healed(self, origin: Event) -> tuple[bool | None, Patch | None]:
         """Whether the step is finite when only the origin is repaired, and how; None when it cannot be tried.

@@ -111,3 +111,13 @@ def number_of(node: Any) -> int:
 def adds_gradients(node: Any) -> bool:
     """Whether a node adds to the ``.grad`` of a parameter."""
     return node is not None and bool(node.name().endswith("AccumulateGrad"))
+
+
+def runs_again(node: Any) -> bool:
+    """Whether Python code below a backward node repeats a part of the forward pass, as checkpointing does.
+
+    Autograd records it anew, which it does not record of a backward pass; and where it does (create_graph), that of
+    a custom function is no forward pass.
+    """
+    custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return torch.is_grad_enabled() and (not custom or node.name().startswith("CheckpointFunction"))

@@ -242,7 +242,8 @@ def _division(event: Event, first: Tensor, second: Tensor) -> tuple[Mechanism, s
 def _counts(made: Made) -> bool:
     """Whether a sum is over a mask that was cast or compared: it counts."""
     return any(
-        b.whole_numbers or b.op in ("ne", "eq", "gt", "lt", "ge", "le", "logical_not", "bitwise_not")
+        (b.whole_numbers and not b.learned)
+        or b.op in ("ne", "eq", "gt", "lt", "ge", "le", "logical_not", "bitwise_not")
         for b in made.before
     )
 
@@ -255,7 +256,7 @@ def _behind(made: Made | None) -> Made | None:
         if (
             made.op in _PLAIN
             or (made.op in ("add", "add_") and made.literals)
-            or (made.op in ("add", "add_") and len(made.inputs) == 1)
+            or (made.op in ("add", "add_", "div", "div_") and len(made.inputs) == 1)
         ):
             made = made.before[0]
             continue

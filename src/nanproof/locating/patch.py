@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..tensors import parts_of
-from .graph import number_of
+from .graph import number_of, runs_again
 from .mode import ReplayMode, run_carefully
 from .values import current_stack, floats_in, key_of, kind_of
 
@@ -55,8 +55,10 @@ class Neutralize(ReplayMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._next()
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         patch = self._covering(node)
+        if node is not None and runs_again(node) and current_stack():
+            node = None  # a forward pass within the backward pass
         if patch is not None and node is not None and self._brings_bad_gradient((args, kwargs)):
             patch = None
         out = run_carefully(function, args, kwargs)

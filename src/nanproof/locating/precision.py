@@ -231,9 +231,9 @@ def in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep
         return InFloat64(finite, not _agrees(origin, args), fails)
     if not finite:
         return InFloat64()
-    fails = not _has_slope(function, rounded, kwargs)
+    fails = not has_slope(function, rounded, kwargs)
     # the same operand, rounded, must fail: else something other than rounding does
-    return InFloat64(fails and _has_slope(function, args, kwargs), False, fails)
+    return InFloat64(fails and has_slope(function, args, kwargs), False, fails)
 
 
 def where_rounded(
@@ -301,7 +301,7 @@ def _is_finite(function: Any, args: Any, kwargs: Any) -> bool:
         return True
 
 
-def _has_slope(function: Any, args: Any, kwargs: Any) -> bool:
+def has_slope(function: Any, args: Any, kwargs: Any) -> bool:
     """Whether the derivative of a call is finite at these arguments; taken as finite when it cannot be had."""
     try:
         with torch.enable_grad():

@@ -1068,7 +1068,7 @@ def laplacian_at_the_center_of_a_radial_network() -> Case:
     return Radial(), {"x": torch.tensor([[0.0, 0.0], [0.3, 0.4]])}, step
 
 
-@program(phase="forward", mechanism=("pole", "invalid"), op="div")
+@program(phase=("forward", "backward"), mechanism=("pole", "invalid"), op="div")
 def per_sample_gradients_of_an_unsafe_distance() -> Case:
     """jax-ml/jax#7069 and its kin: vmap over grad meets one sample at the origin."""
 
