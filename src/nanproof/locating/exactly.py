@@ -49,11 +49,13 @@ class Failure:
         """The number of the operation at which a replay has its answer."""
         return self.origin.site.call if self.slope else self.origin.call
 
-    def repeats(self, function: Any, args: Any, kwargs: Any) -> bool | None:
-        """Whether the operation fails as it did, on what it is given now; None when it is another operation."""
-        if self.slope:
-            return not has_slope(function, args, kwargs) if operation_of(function).name == self.origin.site.op else None
-        return _fails(self.origin, function, args, kwargs) if function is self.origin.function else None
+    def is_met(self, function: Any) -> bool:
+        """Whether the operation that a replay has come to is the one in question."""
+        return operation_of(function).name == self.origin.site.op if self.slope else function is self.origin.function
+
+    def repeats(self, function: Any, args: Any, kwargs: Any) -> bool:
+        """Whether the operation fails as it did, on what it is given now."""
+        return not has_slope(function, args, kwargs) if self.slope else _fails(self.origin, function, args, kwargs)
 
     def repeats_further(self, function: Any, args: Any, kwargs: Any) -> bool:
         """Whether it also fails when its operands change by more than they have, and the other way."""
@@ -74,30 +76,28 @@ class Exactly(ReplayMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        failure: Failure,
+        failure: Failure | None,
         formats: dict[int, tuple[torch.dtype, ...]],
         share: Callable[[int], float],
         watched: int = 0,
         *,
         most: float = math.inf,
     ) -> None:
+        """``failure`` is where the replay ends; without one it runs on."""
         super().__init__(most)
         self._failure, self._formats, self._share, self._watched = failure, formats, share, watched
         self.seen = ""
         """The operation that is watched for, and the line where it stands."""
-        self.fails: bool | None = None
-        """Whether the operation gives a bad value as before; None when the step took another way to it."""
-        self.further = True
-        """Whether it also does with operands that differ by more."""
+        self.met: tuple[Any, Any, Any] | None = None
+        """The call of the operation; None when the replay did not come to it."""
         self.left: set[str] = set()
         """Operations that may round, and were run as they are."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._next() == self._failure.call:
-            self.fails = self._failure.repeats(function, args, kwargs)
-            if self.fails:
-                self.further = self._failure.repeats_further(function, args, kwargs)
+        if self._next() and self._failure is not None and self.count == self._failure.call:
+            if self._failure.is_met(function):
+                self.met = function, tree_map(_detached, args), tree_map(_detached, kwargs)
             raise Reached
         if self.count == self._watched:
             stack = current_stack()
@@ -110,6 +110,21 @@ class Exactly(ReplayMode):  # type: ignore[no-untyped-call]
                     return _corrected(function, args, kwargs, formats, share)
             self.left.add(operation_of(function).name)
         return run_carefully(function, args, kwargs)
+
+    @property
+    def fails(self) -> bool | None:
+        """Whether the operation gives a bad value as before; None when the step took another way to it."""
+        return self._failure.repeats(*self.met) if self._failure is not None and self.met is not None else None
+
+    @property
+    def fails_further(self) -> bool:
+        """Whether it does, and also with operands that differ by more."""
+        met = self.met if self._failure is not None and self.fails else None
+        return met is not None and self._failure is not None and self._failure.repeats_further(*met)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _fails(origin: Event, function: Any, args: Any, kwargs: Any) -> bool:
@@ -143,7 +158,7 @@ def _extended(was: Any, now: Any) -> Iterator[Any]:
         change = pairs[id(value)].double() - value.double()
         return torch.where(change.isfinite(), value.double() + times * change, value.double()).to(value.dtype)
 
-    if not all(map(_plain, [*pairs.values(), *floats_in(was)])) or any(t.is_complex() for t in floats_in(was)):
+    if not all(map(is_plain, [*pairs.values(), *floats_in(was)])) or any(t.is_complex() for t in floats_in(was)):
         return
     for times in _FURTHER:
         yield tree_map(functools.partial(move, times), was)
@@ -159,10 +174,12 @@ def rounds(function: Any, args: Any, kwargs: Any) -> bool:
 
 
 def can_be_wide(function: Any, args: Any, kwargs: Any) -> bool:
-    return function.namespace == "aten" and all(map(_plain, floats_in((args, kwargs))))
+    """Whether an operation may be given float64: it is torch's own, on plain tensors."""
+    return function.namespace == "aten" and all(map(is_plain, floats_in((args, kwargs))))
 
 
-def _plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is torch's own, with its numbers one beside the other."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_nested
 
 

@@ -27,7 +27,7 @@ from .differently import other_kernels
 from .exactly import Failure, Reached
 from .mechanism import forward_op, mechanism_of, vanished_eps
 from .mode import ReplayMode
-from .patch import Neutralize, Patch
+from .patch import Neutralize, Patch, Shift
 from .precision import InFloat64, in_float64, where_rounded
 from .replay import Replay, bind
 from .rounding import Rounding
@@ -159,7 +159,7 @@ class _Search:
             return found
         primary = self._blame.origins[0]
         try:
-            found, primary = self._before_zero(trace, found, primary)
+            found, primary = self._before_zero(trace, self._if_left_out(found, primary), primary)
             found = self._widened(found, primary)
             if not verify:
                 return found
@@ -349,6 +349,25 @@ class _Search:
             written_by=writer,
         )
 
+    def _if_left_out(self, found: Location, origin: Event) -> Location:
+        """A gradient of zero may also be that of a value that counts, as at the bottom of a square: then say so."""
+        if origin.dead is None or origin.site.call < 0:
+            return found
+        decisions: dict[int, list[Tensor]] = {}
+        for by in (0.0, 1.0, -1.0):
+            self.sandbox.reset()
+            shift = Shift(origin.site.call, origin.dead, by, decisions, self._most)
+            with shift:
+                losses = Replay(self.step, self.sandbox, self._weights).forward()
+            same = float(losses.total.detach()) == found.loss
+            if not shift.shifted or same is bool(by):  # not the step that it was, or nothing depends on the value
+                return found
+        origin.dead = None
+        mechanism, why = mechanism_of(origin, False)
+        if origin.kind == NAN:
+            why = f"{why.replace('undefined', 'infinite')}, and the gradient that comes in is 0: 0 · inf"
+        return dataclasses.replace(found, mechanism=mechanism, why=why)
+
     def _before_zero(self, trace: Trace, found: Location, origin: Event) -> tuple[Location, Event]:
         """An overflow that was divided away (x / inf is 0) may be behind a zero that something stumbles over."""
         blamer = Blamer(trace.events)
@@ -440,7 +459,8 @@ class _Search:
         wide = self._wide.fails_rounded
         failure = Failure(origin, slope=wide and origin.phase == "backward" and origin.site.call >= 0)
         size = sum(t.numel() for _, t in self.sandbox.leaves())
-        proof = Rounding(failure, self._trace.formats, size, self._up_to, self._most, fails_rounded=wide)
+        finite = functools.partial(self._finite, ())
+        proof = Rounding(failure, self._trace.formats, size, self._up_to, finite, self._most, fails_rounded=wide)
         doubt = proof.doubt()
         self._left = proof.left
         return doubt
@@ -570,7 +590,7 @@ def _left_out(chain: list[Event]) -> bool:
     """
     if len(chain) < 2 or chain[0].phase != "forward":
         return False
-    return chain[0].kind == NAN or chain[1].dead_branch
+    return chain[0].kind == NAN or chain[1].dead is not None
 
 
 def _measured(losses: Losses) -> str:

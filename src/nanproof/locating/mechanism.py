@@ -122,7 +122,7 @@ def mechanism_of(event: Event, intentional: bool) -> tuple[Mechanism, str]:
     if event.communicates:
         said = f"finite on this rank before {call_name(event.op)}, not after"
         return "communication", f"{said}: another rank sent a bad value, or the reduction left the range of its dtype"
-    if event.dead_branch and not event.by_user:
+    if event.dead is not None and not event.by_user:
         what = {INF: "is infinite", NAN: "has no value"}[event.kind]
         name = call_name(forward_op(event))
         return (

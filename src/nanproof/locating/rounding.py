@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .exactly import Exactly, Failure, Reached, can_be_wide, in_float64, rounds
+from .exactly import Exactly, Failure, Reached, can_be_wide, in_float64, is_plain, rounds
 from .mode import ReplayMode, run_carefully
 from .trace import operation_of
 from .values import current_stack, floats_in, key_of, tensors_in
@@ -38,12 +38,17 @@ class Rounding:
         formats: dict[int, tuple[torch.dtype, ...]],
         size: int,
         play: Callable[[ReplayMode], None],
+        finite: Callable[[ReplayMode], bool],
         most: float,
         *,
         fails_rounded: bool,
     ) -> None:
-        """``size``: elements that the step starts from. ``fails_rounded``: it does with just its operand rounded."""
-        self._failure, self._formats, self._play, self._most = failure, formats, play, most
+        """``play`` replays up to the failure, ``finite`` the whole step, and says whether it is.
+
+        ``size``: elements that the step starts from. ``fails_rounded``: it does with just its operand rounded.
+        """
+        self._failure, self._formats, self._most = failure, formats, most
+        self._play, self._finite = play, finite
         self._small = failure.call <= _FEW and size <= _SMALL
         self._fails_rounded = fails_rounded
         self.left: list[str] = []
@@ -53,7 +58,7 @@ class Rounding:
         """Why rounding may be to blame; empty when it is not."""
         if not self._small:
             other = self._after(_other_error)
-            if other.fails and other.further:
+            if other.fails_further:
                 self.left = sorted(other.left)
                 return ""
         if not self._fails_rounded and (said := self._all_at_once()):
@@ -61,11 +66,13 @@ class Rounding:
         return self._one_by_one()
 
     def _all_at_once(self) -> str:
-        exact = self._after(lambda number: 1.0)
-        self.left = sorted(exact.left)
-        if exact.fails:
+        exact = self._after(_all)
+        self.left, fails = sorted(exact.left), exact.fails
+        if fails is None and not self._finite(self._whole(_all)):
+            fails = True  # it takes another way (a loop that depends on values, TorchScript), and fails there
+        if fails:
             return ""
-        if exact.fails is None:  # other branches, or code that is compiled in between (TorchScript)
+        if fails is None:
             return f"a replay with everything before it in float64 {_ELSEWHERE}"
         same, other = 1, self._failure.call  # in float64 below the first nothing changes, below the second it does
         while other - same > 1:
@@ -87,20 +94,32 @@ class Rounding:
             return f"rounding before it may be to blame: {len(marks.found)} operations were not tried one by one"
         for numbers in marks.found:
             alone = self._alone(numbers, watched=min(numbers))
-            if alone.fails is False:
+            fails = alone.fails
+            if fails is False:
                 return _blamed(f"{alone.seen} alone")
-            if alone.fails is None:
-                return f"with {alone.seen} alone computed in float64 the step {_ELSEWHERE}"
+            if fails is None and self._finite(self._whole(_only(numbers))):
+                return f"with {alone.seen} alone computed in float64 the step is finite"
         return ""
 
     def _alone(self, numbers: Container[int], watched: int = 0) -> Exactly:
-        return self._after(lambda number: float(number in numbers), watched)
+        return self._after(_only(numbers), watched)
+
+    def _whole(self, share: Callable[[int], float]) -> Exactly:
+        return Exactly(None, self._formats, share, most=self._most)
 
     def _after(self, share: Callable[[int], float], watched: int = 0) -> Exactly:
         """A replay up to the failure with other errors before it."""
         mode = Exactly(self._failure, self._formats, share, watched, most=self._most)
         self._play(mode)
         return mode
+
+
+def _all(number: int) -> float:
+    return 1.0
+
+
+def _only(numbers: Container[int]) -> Callable[[int], float]:
+    return lambda number: float(number in numbers)
 
 
 def _blamed(what: str) -> str:
@@ -140,21 +159,23 @@ class _Marks(ReplayMode):  # type: ignore[no-untyped-call]
         for key in inputs:
             given |= self._reach.get(key, 0)
         if number == self._failure.call:
-            self.found = [m for i, m in enumerate(self._members) if given >> i & 1]
+            if self._failure.is_met(function):
+                self.found = [m for i, m in enumerate(self._members) if given >> i & 1]
             raise Reached
         op = operation_of(function)
         exact: list[Tensor] | None = None
         if number in self._formats and rounds(function, args, kwargs):
             exact = self._exact(function, args, kwargs)
         out = run_carefully(function, args, kwargs)
-        made = floats_in(out)
+        made = tensors_in(out)
         if op.mutates:
-            made += floats_in([args[i] if i < len(args) else kwargs.get(n) for i, n in op.written])
-        if exact and any(bool((e.to(t.dtype) != t).any()) for e, t in zip(exact, floats_in(out), strict=False)):
-            given |= 1 << self._group(op.name, number, floats_in(out))
+            made += tensors_in([args[i] if i < len(args) else kwargs.get(n) for i, n in op.written])
+        results = floats_in(out)
+        if exact and any(not torch.equal(e.to(t.dtype), t) for e, t in zip(exact, results, strict=False)):
+            given |= 1 << self._group(op.name, number, results)
         if op.name in ("_local_scalar_dense", "equal"):
             self._steers |= given
-        for key in {key_of(t) for t in tensors_in(out) + made}:
+        for key in {key_of(t) for t in made}:
             self._reach[key] = given | (self._reach.get(key, 0) if op.mutates or key in inputs else 0)
         return out
 
@@ -162,7 +183,8 @@ class _Marks(ReplayMode):  # type: ignore[no-untyped-call]
         if can_be_wide(function, args, kwargs):
             try:
                 with torch.no_grad():
-                    return floats_in(in_float64(function, args, kwargs)[0])
+                    exact = floats_in(in_float64(function, args, kwargs)[0])
+                return exact if all(map(is_plain, exact)) else None
             except (RuntimeError, TypeError, ValueError):
                 pass
         self.left.add(operation_of(function).name)

@@ -171,8 +171,8 @@ class Event:
     """The plain numbers among its arguments."""
     by_user: bool = False
     """In backward: whether it runs in Python code (a hook, a custom backward)."""
-    dead_branch: bool = False
-    """In backward: whether the value was selected away in forward: its incoming gradient is exactly zero there."""
+    dead: Tensor | None = None
+    """In backward: where the value was selected away in forward: its incoming gradient is exactly zero there."""
     communicates: bool = False
     swallowed: int = -1
     """An earlier infinity that an input goes back to, though the input itself is finite."""
@@ -437,7 +437,7 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
                 bool(parents) and op.name.strip("_") in _ELEMENTWISE and _made_more([t for *_, t in known], out)
             )
             event.makers = tuple(self._made.get(key_of(t)) for t in tensors_in(args))
-            event.dead_branch = backward and self.graph.left_out(node, out)
+            event.dead = self.graph.left_out(node, out) if backward else None
         event.number = len(self.events)
         self.events.append(event)
         self.producer[key_of(out)] = event.number
