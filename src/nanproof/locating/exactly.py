@@ -30,6 +30,8 @@ _STATISTICS = ((3, "running_mean"), (4, "running_var"))
 """What a batch norm writes without saying so."""
 _FURTHER = (-1.0, 4.0, -4.0)
 """Multiples of a change of its operands that the operation itself is tried with."""
+_ROUNDINGS = 8
+"""By so many units in the last place they are made smaller then."""
 
 
 class Reached(BaseException):
@@ -93,8 +95,7 @@ class Exactly(ReplayMode):  # type: ignore[no-untyped-call]
         self.left: set[str] = set()
         """Operations that may round, and were run as they are."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         if self._next() and self._failure is not None and self.count == self._failure.call:
             if self._failure.is_met(function):
                 self.met = function, tree_map(_detached, args), tree_map(_detached, kwargs)
@@ -155,8 +156,9 @@ def _extended(was: Any, now: Any) -> Iterator[Any]:
     def move(times: float, value: Any) -> Any:
         if id(value) not in pairs:
             return value.clone() if isinstance(value, Tensor) else value
-        change = pairs[id(value)].double() - value.double()
-        return torch.where(change.isfinite(), value.double() + times * change, value.double()).to(value.dtype)
+        before = value.double()
+        change = times * (pairs[id(value)].double() - before) - _ROUNDINGS * torch.finfo(value.dtype).eps * before
+        return torch.where(change.isfinite(), before + change, before).to(value.dtype)
 
     if not all(map(is_plain, [*pairs.values(), *floats_in(was)])) or any(t.is_complex() for t in floats_in(was)):
         return

@@ -82,14 +82,18 @@ def locate(
     is being done.
     """
     step = bind(step_fn, model, batch)
+
+    def search() -> Location:
+        sandbox = Sandbox(model, batch, step_fn, seconds)  # inside: it must not put back what the replay needs
+        one = _Search(step, sandbox, max_bytes, loss_weights, optimizer, loss, progress)
+        with sandbox.kept():
+            return one.together() if lockstep else one.run(verify)
+
     alone = no_collectives(model) if not lockstep else nullcontext()
     try:
         with alone, _eager(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the step has given its warnings already
-            sandbox = Sandbox(model, batch, step_fn, seconds)  # inside: it must not put back what the replay needs
-            search = _Search(step, sandbox, max_bytes, loss_weights, optimizer, loss, progress)
-            with sandbox.kept():
-                return search.together() if lockstep else search.run(verify)
+            return _without_compiling(search, once=lockstep)
     except CollectiveRefused as refused:
         said = f"not located on several ranks: {refused.message}"
         return Location(reproduced=False, mechanism="communication", notes=(said,))
@@ -98,6 +102,22 @@ def locate(
 def _eager() -> AbstractContextManager[Any]:
     """Compiled code runs eagerly; importing the compiler for that would take longer than the replay."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _without_compiling(search: Callable[[], Location], *, once: bool) -> Location:
+    """Search again, eagerly, when it is the step that imports the compiler (torch.cond): it has compiled our modes."""
+    if once or "torch._dynamo" in sys.modules:
+        return search()
+    try:
+        found = search()
+    except UsageError:
+        if "torch._dynamo" not in sys.modules:
+            raise
+    else:
+        if "torch._dynamo" not in sys.modules:
+            return found
+    with _eager():
+        return search()
 
 
 class _Search:
@@ -445,22 +465,28 @@ class _Search:
         elif healed and self._differs_from_original:
             doubt = "the replay is not the original step"
         elif healed and origin.call >= 0:
-            doubt = self._rounding_before(origin)
+            doubt = self._rounding_before(origin, found.mechanism == "range-overflow")
         if self._left:
             said = f"before it, not computed in float64: {', '.join(self._left[:4])}"
             found = dataclasses.replace(found, notes=(*found.notes, said))
         proved = None if healed is None or (healed and found.phase == "outside") else not doubt
         return dataclasses.replace(found, verified=proved, doubt=doubt, also=(*found.also, *more)[:6])
 
-    def _rounding_before(self, origin: Event) -> str:
+    def _rounding_before(self, origin: Event, overflows: bool) -> str:
         """Why rounding before the origin may be to blame; empty when it is not."""
         assert self._trace is not None
         self._say("replaying the step, rounded otherwise up to the operation")
-        wide = self._wide.fails_rounded
-        failure = Failure(origin, slope=wide and origin.phase == "backward" and origin.site.call >= 0)
-        size = sum(t.numel() for _, t in self.sandbox.leaves())
-        finite = functools.partial(self._finite, ())
-        proof = Rounding(failure, self._trace.formats, size, self._up_to, finite, self._most, fails_rounded=wide)
+        rounded = self._wide.fails_rounded
+        proof = Rounding(
+            Failure(origin, slope=rounded and origin.phase == "backward" and origin.site.call >= 0),
+            self._trace.formats,
+            sum(t.numel() for _, t in self.sandbox.leaves()),
+            self._up_to,
+            functools.partial(self._finite, ()),
+            self._most,
+            fails_rounded=rounded,
+            overflows=overflows,
+        )
         doubt = proof.doubt()
         self._left = proof.left
         return doubt

@@ -52,8 +52,7 @@ class Neutralize(ReplayMode):  # type: ignore[no-untyped-call]
         self._gradients: set[int] = set()
         """Memory that a backward operation wrote."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         self._next()
         node: Any = torch._C._current_autograd_node()
         patch = self._covering(node)
@@ -107,8 +106,8 @@ class Shift(ReplayMode):  # type: ignore[no-untyped-call]
         self._call, self._where, self._by, self._decisions = call, where, by, decisions
         self.shifted = False
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = run_carefully(function, args, kwargs or {})
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
+        out = run_carefully(function, args, kwargs)
         if self._next() == self._call:
             for tensor in floats_in(out):
                 if tensor.shape == self._where.shape:

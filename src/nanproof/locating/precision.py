@@ -143,8 +143,7 @@ class _UpTo(ReplayMode):  # type: ignore[no-untyped-call]
         self.inputs: dict[_Result, list[_Result]] = {}
         self.operands: list[tuple[_Result | None, Tensor]] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         self._next()
         out = run_carefully(function, args, kwargs)
         op = operation_of(function).name

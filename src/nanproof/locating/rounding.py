@@ -30,6 +30,7 @@ class Rounding:
 
     Where that would take long, everything before it is given other errors first, several times as large as its own,
     of either sign. What fails all the same, and would with operands still further off, no single one could have healed.
+    An overflow is no tie that a single one breaks: float64 for all of them, and operands further off, are enough.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Rounding:
         most: float,
         *,
         fails_rounded: bool,
+        overflows: bool,
     ) -> None:
         """``play`` replays up to the failure, ``finite`` the whole step, and says whether it is.
 
@@ -50,14 +52,14 @@ class Rounding:
         self._failure, self._formats, self._most = failure, formats, most
         self._play, self._finite = play, finite
         self._small = failure.call <= _FEW and size <= _SMALL
-        self._fails_rounded = fails_rounded
+        self._fails_rounded, self._overflows = fails_rounded, overflows
         self.left: list[str] = []
         """Operations before it that could not be computed in float64."""
 
     def doubt(self) -> str:
         """Why rounding may be to blame; empty when it is not."""
         if not self._small:
-            other = self._after(_other_error)
+            other = self._after(_all if self._overflows else _other_error)
             if other.fails_further:
                 self.left = sorted(other.left)
                 return ""
@@ -152,8 +154,7 @@ class _Marks(ReplayMode):  # type: ignore[no-untyped-call]
         self._steers = 0
         """What the way of the step depends on: numbers that its code has read."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         number = self._next()
         given, inputs = self._steers, {key_of(t) for t in tensors_in((args, kwargs))}
         for key in inputs:

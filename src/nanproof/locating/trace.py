@@ -250,8 +250,7 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
         self.events.append(event)
         return event
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         call = self._next()
         node = torch._C._current_autograd_node()
         seq = torch._C._autograd._get_sequence_nr() - 1
