@@ -28,6 +28,8 @@ _WIDE = {
 }
 _STATISTICS = ((3, "running_mean"), (4, "running_var"))
 """What a batch norm writes without saying so."""
+_EXACT = {"_unsafe_view", "cat", "clone", "copy_", "embedding", "index", "masked_fill", "relu", "stack", "where"}
+"""They choose or move numbers: float64 would give the same, and cost memory."""
 _FURTHER = (-1.0, 4.0, -4.0)
 """Multiples of a change of its operands that the operation itself is tried with."""
 _ROUNDINGS = 8
@@ -169,7 +171,8 @@ def _extended(was: Any, now: Any) -> Iterator[Any]:
 def rounds(function: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation computes with narrow numbers: no view, and nothing that is drawn at random."""
     return (
-        not {torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view} & set(function.tags)
+        function._opname not in _EXACT
+        and not {torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view} & set(function.tags)
         and not any(r.alias_info is not None and not r.alias_info.is_write for r in function._schema.returns)
         and any(t.dtype in _WIDE for t in floats_in((args, kwargs)))
     )

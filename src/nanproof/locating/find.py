@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from ..errors import UsageError
 from ..location import Location, Phase, call_name, code_frame
@@ -27,6 +26,7 @@ from .differently import other_kernels
 from .exactly import Failure, Reached
 from .mechanism import forward_op, mechanism_of, vanished_eps
 from .mode import ReplayMode
+from .modules import by_modules
 from .patch import Neutralize, Patch, Shift
 from .precision import InFloat64, in_float64, where_rounded
 from .replay import Replay, bind
@@ -37,16 +37,11 @@ from .trace import Event, Trace
 from .update import writer_of
 from .values import (
     NAN,
-    Stack,
-    current_stack,
-    floats_in,
     frames_of,
-    is_users,
     key_of,
     kind_of,
     library_frames,
     own_frame,
-    source_of,
 )
 
 
@@ -219,41 +214,8 @@ class _Search:
         return self._by_modules(f"{said}, whose operations are not seen")
 
     def _by_modules(self, reason: str) -> Location:
-        """A step that runs, but not while every operation is looked at: the first module with a bad output."""
-        self.sandbox.reset()
-        names = {id(m): n or type(m).__name__ for n, m in self.sandbox.model.named_modules()}
-        bad: list[tuple[nn.Module, Stack]] = []
-
-        def look(module: nn.Module, _: Any, out: Any) -> None:
-            if not bad and id(module) in names and any(map(kind_of, floats_in(out))):
-                bad.append((module, current_stack()))
-
-        hook = register_module_forward_hook(look)
-        try:
-            losses = Replay(self.step, self.sandbox, self._weights).forward()
-        finally:
-            hook.remove()
-        notes = (f"only modules were looked at: {reason}",)
-        if not bad:
-            where = "after the model" if kind_of(losses.total) else "nowhere in the forward pass"
-            failed = bool(kind_of(losses.total) or self._elsewhere)  # beside threads a bad gradient was seen
-            return Location(reproduced=failed, notes=(*notes, f"the first bad value arises {where}"))
-        module, stack = bad[0]
-        file, line, function = *source_of(module), "forward"
-        if not is_users(type(module).forward.__code__) and stack:  # a module of a library: where it is called
-            file, line, function = frames_of(stack)[own_frame(stack)]
-        return Location(
-            reproduced=True,
-            phase="forward",
-            op=type(module).__name__,
-            file=file,
-            line=line,
-            function=function,
-            module=names[id(module)],
-            why="the first module with a bad output",
-            code=tuple(code_frame(file, line)),
-            notes=notes,
-        )
+        # beside threads a bad gradient was seen
+        return by_modules(self.step, self.sandbox, self._weights, reason, failed=bool(self._elsewhere))
 
     def _traced(self, lockstep: bool = False, fill_empty: bool = False) -> tuple[Trace, Losses, list[int]]:
         """One traced pass; the events that the bad loss or gradients came from."""

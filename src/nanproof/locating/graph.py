@@ -113,7 +113,7 @@ def adds_gradients(node: Any) -> bool:
 def runs_again(node: Any) -> bool:
     """Whether Python code below a backward node repeats a part of the forward pass, as checkpointing does.
 
-    Autograd records it anew, which it does not record of a backward pass; and where it does (create_graph), that of
+    Autograd records it again, which it does not do for a backward pass; and where it does (create_graph), that of
     a custom function is no forward pass.
     """
     custom = isinstance(node, torch.autograd.function.BackwardCFunction)
