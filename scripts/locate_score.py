@@ -3,7 +3,6 @@
     python scripts/locate_score.py                  # each program, expected and got, then the table
     python scripts/locate_score.py --only log       # programs whose name contains "log"
     python scripts/locate_score.py --write          # also put the table into docs/locate.md
-    python scripts/locate_score.py --one-by-one     # proofs with earlier operations in float64 one at a time
 
 A line is right when it is marked ``# BAD`` in the program; a bad leaf is right when its name is. A tool that says
 nothing, or fails itself, is not right. On healthy programs anything it says is a false alarm.
