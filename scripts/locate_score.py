@@ -3,7 +3,6 @@
     python scripts/locate_score.py                  # each program, expected and got, then the table
     python scripts/locate_score.py --only log       # programs whose name contains "log"
     python scripts/locate_score.py --write          # also put the table into docs/locate.md
-    python scripts/locate_score.py --one-by-one     # proofs with earlier operations in float64 one at a time
 
 A line is right when it is marked ``# BAD`` in the program; a bad leaf is right when its name is. A tool that says
 nothing, or fails itself, is not right. On healthy programs anything it says is a false alarm.
@@ -29,7 +28,6 @@ from torch.utils._pytree import tree_leaves
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from nanproof.locating.trace import Event  # noqa: E402
 from support.programs import FOLDER, Program, load, module_of, quietly, run  # noqa: E402
 
 PAGE = ROOT / "docs" / "locate.md"
@@ -321,41 +319,11 @@ def write(text: str) -> None:
     write_atomic(PAGE, f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
-def one_by_one(programs: list[Program]) -> str:
-    """How many proved origins fail no more when a single operation before them is computed in float64."""
-    import nanproof
-    from nanproof.locating import find
-
-    found: dict[str, list[str]] = {}
-    before = find._Search._rounding_before
-
-    def ask_each(search: find._Search, origin: Event) -> str:
-        doubt = before(search, origin)
-        if not doubt:
-            alone = (search._fails_after(origin, (k,), watched=k) for k in range(1, min(origin.call, 200)))
-            found[program.name] = [one.seen for one in alone if one.fails is False]
-        return doubt
-
-    find._Search._rounding_before = ask_each  # type: ignore[method-assign]
-    for program in programs:
-        model, batch, step = program.make()
-        with undisturbed():
-            nanproof.locate(step, model=model, batch=batch)
-    changed = {name: seen for name, seen in found.items() if seen}
-    lines = [f"{name}: {', '.join(seen)}" for name, seen in changed.items()]
-    return "\n".join([*lines, f"{len(found) - len(changed)} of {len(found)} proofs stay with each operation alone"])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", metavar="NAME", help="programs whose name contains NAME")
     parser.add_argument("--write", action="store_true", help="put the table into docs/locate.md")
-    parser.add_argument("--one-by-one", action="store_true", help="treat earlier operations one at a time")
     options = parser.parse_args()
-    if options.one_by_one:
-        torch.set_num_threads(1)
-        print(one_by_one([p for p in load() if options.only in p.name and not p.healthy]))
-        return 0
     if options.only and options.write:
         parser.error("--write needs all programs: leave out --only")
     torch.set_num_threads(1)

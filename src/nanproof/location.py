@@ -162,8 +162,8 @@ class Location:
     chain: tuple[str, ...] = ()
     """From the origin to the loss or the gradient."""
     verified: bool | None = None
-    """True for a proved origin: its inputs are good and its output is not, that stays so when every earlier operation
-    is computed in float64, and the step is finite with just this repaired."""
+    """True for a proved origin: its inputs are good and its output is not, that stays so when earlier operations are
+    computed in float64, together or one at a time, and the step is finite with just this repaired."""
     doubt: str = ""
     """Why it is not verified."""
     written_by: str = ""
@@ -252,8 +252,8 @@ class Location:
         if self.phase in ("leaf", "outside"):
             return "verified: the step is finite once just this is repaired"
         return (
-            "verified: its inputs are good and its output is not, also when everything before it is computed in "
-            "float64; the step is finite once just its bad values are replaced"
+            "verified: its inputs are good and its output is not, and no rounding before it is to blame; the step is "
+            "finite once just its bad values are replaced"
         )
 
     def __str__(self) -> str:

@@ -219,6 +219,28 @@ def test_the_largest_attention_logit_is_what_a_plain_computation_gives(half: boo
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+def test_a_branch_inside_of_watched_attention_runs_as_ever() -> None:
+    """An operator that calls functions (torch.cond, an eager flex_attention) is no operation that a mode may refuse."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                scores: torch.Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+            return scores.softmax(-1)
+
+    model = nn.ModuleDict({"attn": Branching()})
+    logits = Logits(model, ["attn"], 0)
+    logits.listen(None)
+    out = model["attn"](torch.ones(2, 3, 4))
+    logits.listen(())
+    assert set(logits.seen) == {"attn"}
+    assert torch.equal(out, torch.ones(2, 3, 4).sin().softmax(-1))
+
+
 def test_multi_head_attention_that_returns_its_weights_is_eager() -> None:
     seed_everything()
     attention = nn.MultiheadAttention(8, 2, batch_first=True)

@@ -673,7 +673,7 @@ def test_a_replay_that_does_not_come_to_the_operation_blames_no_rounding() -> No
         scripted = torch.jit.script(plain)
         found = nanproof.locate(lambda m, b: scripted(m(b)).mean(), model=nn.Linear(2, 2), batch=torch.ones(1, 2))
     assert (found.op, found.verified) == ("log", False)
-    assert found.doubt == "a replay with everything before it in float64 does not come to it"
+    assert found.doubt == "a replay up to it does not come to it"
 
 
 def test_a_proof_names_what_it_could_not_compute_in_float64() -> None:
@@ -698,6 +698,87 @@ def test_a_tie_that_is_meant_to_be_exact_is_verified() -> None:
 
     found = nanproof.locate(step, model=nn.Linear(16, 16), batch=torch.randn(8, 16))
     assert (found.mechanism, found.verified, found.doubt) == ("pole", True, "")
+
+
+class Mirrored(nn.Module):
+    """Two sums with opposite errors: with both of them exact they cancel as before, with one they do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0] + 4096 * [2.0**-24]))
+
+    def forward(self, x: Tensor, extra: Tensor) -> Tensor:
+        above = torch.dot(self.w, x)  # ALONE
+        below = torch.dot(-self.w, x)
+        return 1 / (above + below) + extra.mean()
+
+
+LARGE = 1_000_001
+"""Elements of a step that is too large to try the operations before an origin one by one first."""
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_an_operation_that_one_of_those_before_it_can_heal_is_not_verified(size: int) -> None:
+    batch = torch.ones(4097), torch.zeros(size)
+    found = nanproof.locate(lambda m, b: m(*b), model=Mirrored(), batch=batch)
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# ALONE"))
+    assert found.verified is False
+    assert found.doubt.startswith(
+        f"rounding before it is to blame: with dot at {__file__}:{line} alone computed in float64"
+    )
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_an_operation_that_fails_whatever_is_rounded_before_it_is_verified(size: int) -> None:
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        h = model(batch[0]).softmax(-1)
+        return torch.exp(h * 2000).mean() + batch[1].mean()
+
+    found = nanproof.locate(step, model=nn.Linear(4, 3), batch=(torch.randn(5, 4), torch.zeros(size)))
+    assert (found.op, found.verified, found.doubt) == ("exp", True, "")
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_an_overflow_by_rounding_is_not_verified(size: int) -> None:
+    """In float32 the sum is too small, so what is left over is too large."""
+    weights = torch.tensor([1.0] + 4096 * [2.0**-24])
+    rest, largest = 1 + float(weights.double().sum()), torch.finfo(torch.float32).max
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        total = torch.dot(batch[0], torch.ones(4097))
+        return (rest - total) * largest + model(torch.ones(2)).mean() + batch[1].mean()
+
+    found = nanproof.locate(step, model=nn.Linear(2, 2), batch=(weights, torch.zeros(size)))
+    assert (found.op, found.mechanism, found.verified) == ("mul", "range-overflow", False)
+    assert "with dot at" in found.doubt
+
+
+def test_the_same_computation_on_two_lines_stays_a_tie() -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        first = model(batch)
+        second = model(batch)
+        return torch.sqrt((first - second).square().sum()) + first.square().mean()
+
+    found = nanproof.locate(step, model=nn.Linear(16, 16), batch=torch.randn(8, 16))
+    assert (found.mechanism, found.op, found.verified) == ("pole", "sqrt", True)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_value_that_counts_is_not_called_left_out(counts: bool) -> None:
+    """A gradient of 0 comes from the bottom of a square, or from a where that leaves the value out."""
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        h = model(batch)
+        distance = (h - h.detach()).square().sum(-1).sqrt()
+        kept = distance.square() if counts else torch.where(distance > 0, distance, 0.0)
+        return kept.clamp(max=5).mean() + h.square().mean()
+
+    found = nanproof.locate(step, model=nn.Linear(3, 2), batch=torch.randn(4, 3))
+    assert found.op == "sqrt"
+    assert (found.mechanism == "where-gradient") is not counts
+    assert ("leaves this value out" in found.why) is not counts
+    if counts:
+        assert found.why == "the gradient of sqrt is infinite at 0, and the gradient that comes in is 0: 0 · inf"
 
 
 def test_a_variance_that_cancels_is_told_as_rounding() -> None:

@@ -170,6 +170,30 @@ def step():
         h = net(x)
         return (h - h.detach()).abs().sqrt().sum()  # BAD
 """,
+    "branch": """
+def step():
+    h = net(x)
+    return torch.cond(h.sum() > -1e9, lambda v: torch.log(v * 0), torch.sin, (h,)).mean()  # BAD
+""",
+    "loop": """
+from torch._higher_order_ops.while_loop import while_loop
+def step():
+    h = net(x)
+    _, grown = while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), h.detach()))
+    return torch.log(h * 0 + grown * 0).mean()  # BAD
+""",
+    "transforms within each other": """
+def step():
+    j = torch.func.jacrev(torch.func.jacfwd(lambda v: net(v).pow(2).sum()))(x[0])
+    return (1 / (j * 0)).mean() + net(x).mean()  # BAD
+""",
+    "masked tensor": """
+from torch.masked import masked_tensor
+def step():
+    h = net(x)
+    kept = masked_tensor(h.detach(), h.detach() > -9).sum().get_data()
+    return torch.log(kept * 0 + h.sum() * 0)  # BAD
+""",
     "checkpoint": """
 from torch.utils.checkpoint import checkpoint
 def block(v):

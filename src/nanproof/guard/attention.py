@@ -100,6 +100,8 @@ class Logits:
 class _Softmax(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes on what goes into each softmax, with the dtype that it had before autocast made it float32."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, see: Callable[[Tensor, torch.dtype], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._see = see

@@ -57,6 +57,7 @@ def batch_facts(batch: Any) -> list[TensorFacts]:
 class _BeforeReduction(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices bad gradients of this rank on their way into a reduction over ranks (FSDP)."""
 
+    supports_higher_order_operators = True
     bad = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -51,12 +51,12 @@ class CollectiveRefused(NanproofError):
 
 
 class _Refuse(ReplayMode):  # type: ignore[no-untyped-call]
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         if function.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             name = function._schema.name.split("::")[1]
             if name not in ("wait_tensor",):
                 raise CollectiveRefused(name)
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
 
 
 @contextmanager

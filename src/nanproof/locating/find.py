@@ -8,13 +8,12 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from ..errors import UsageError
 from ..location import Location, Phase, call_name, code_frame
@@ -24,27 +23,25 @@ from .blame import Blame, Blamer, relevant_parents
 from .bounds import Endless, most_operations
 from .collectives import CollectiveRefused, has_peers, no_collectives
 from .differently import other_kernels
-from .exactly import Exactly, Reached
+from .exactly import Failure, Reached
 from .mechanism import forward_op, mechanism_of, vanished_eps
-from .patch import Neutralize, Patch
+from .mode import ReplayMode
+from .modules import by_modules
+from .patch import Neutralize, Patch, Shift
 from .precision import InFloat64, in_float64, where_rounded
 from .replay import Replay, bind
+from .rounding import Rounding
 from .sandbox import OutOfTime, Sandbox
 from .suspect import suspect_commit
 from .trace import Event, Trace
 from .update import writer_of
 from .values import (
     NAN,
-    Stack,
-    current_stack,
-    floats_in,
     frames_of,
-    is_users,
     key_of,
     kind_of,
     library_frames,
     own_frame,
-    source_of,
 )
 
 
@@ -80,14 +77,18 @@ def locate(
     is being done.
     """
     step = bind(step_fn, model, batch)
+
+    def search() -> Location:
+        sandbox = Sandbox(model, batch, step_fn, seconds)  # inside: it must not put back what the replay needs
+        one = _Search(step, sandbox, max_bytes, loss_weights, optimizer, loss, progress)
+        with sandbox.kept():
+            return one.together() if lockstep else one.run(verify)
+
     alone = no_collectives(model) if not lockstep else nullcontext()
     try:
         with alone, _eager(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the step has given its warnings already
-            sandbox = Sandbox(model, batch, step_fn, seconds)  # inside: it must not put back what the replay needs
-            search = _Search(step, sandbox, max_bytes, loss_weights, optimizer, loss, progress)
-            with sandbox.kept():
-                return search.together() if lockstep else search.run(verify)
+            return _without_compiling(search, once=lockstep)
     except CollectiveRefused as refused:
         said = f"not located on several ranks: {refused.message}"
         return Location(reproduced=False, mechanism="communication", notes=(said,))
@@ -96,6 +97,22 @@ def locate(
 def _eager() -> AbstractContextManager[Any]:
     """Compiled code runs eagerly; importing the compiler for that would take longer than the replay."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _without_compiling(search: Callable[[], Location], *, once: bool) -> Location:
+    """Search again, eagerly, when it is the step that imports the compiler (torch.cond): it has compiled our modes."""
+    if once or "torch._dynamo" in sys.modules:
+        return search()
+    try:
+        found = search()
+    except UsageError:
+        if "torch._dynamo" not in sys.modules:
+            raise
+    else:
+        if "torch._dynamo" not in sys.modules:
+            return found
+    with _eager():
+        return search()
 
 
 class _Search:
@@ -157,7 +174,7 @@ class _Search:
             return found
         primary = self._blame.origins[0]
         try:
-            found, primary = self._before_zero(trace, found, primary)
+            found, primary = self._before_zero(trace, self._if_left_out(found, primary), primary)
             found = self._widened(found, primary)
             if not verify:
                 return found
@@ -197,41 +214,8 @@ class _Search:
         return self._by_modules(f"{said}, whose operations are not seen")
 
     def _by_modules(self, reason: str) -> Location:
-        """A step that runs, but not while every operation is looked at: the first module with a bad output."""
-        self.sandbox.reset()
-        names = {id(m): n or type(m).__name__ for n, m in self.sandbox.model.named_modules()}
-        bad: list[tuple[nn.Module, Stack]] = []
-
-        def look(module: nn.Module, _: Any, out: Any) -> None:
-            if not bad and id(module) in names and any(map(kind_of, floats_in(out))):
-                bad.append((module, current_stack()))
-
-        hook = register_module_forward_hook(look)
-        try:
-            losses = Replay(self.step, self.sandbox, self._weights).forward()
-        finally:
-            hook.remove()
-        notes = (f"only modules were looked at: {reason}",)
-        if not bad:
-            where = "after the model" if kind_of(losses.total) else "nowhere in the forward pass"
-            failed = bool(kind_of(losses.total) or self._elsewhere)  # beside threads a bad gradient was seen
-            return Location(reproduced=failed, notes=(*notes, f"the first bad value arises {where}"))
-        module, stack = bad[0]
-        file, line, function = *source_of(module), "forward"
-        if not is_users(type(module).forward.__code__) and stack:  # a module of a library: where it is called
-            file, line, function = frames_of(stack)[own_frame(stack)]
-        return Location(
-            reproduced=True,
-            phase="forward",
-            op=type(module).__name__,
-            file=file,
-            line=line,
-            function=function,
-            module=names[id(module)],
-            why="the first module with a bad output",
-            code=tuple(code_frame(file, line)),
-            notes=notes,
-        )
+        # beside threads a bad gradient was seen
+        return by_modules(self.step, self.sandbox, self._weights, reason, failed=bool(self._elsewhere))
 
     def _traced(self, lockstep: bool = False, fill_empty: bool = False) -> tuple[Trace, Losses, list[int]]:
         """One traced pass; the events that the bad loss or gradients came from."""
@@ -347,6 +331,25 @@ class _Search:
             written_by=writer,
         )
 
+    def _if_left_out(self, found: Location, origin: Event) -> Location:
+        """A gradient of zero may also be that of a value that counts, as at the bottom of a square: then say so."""
+        if origin.dead is None or origin.site.call < 0:
+            return found
+        decisions: dict[int, list[Tensor]] = {}
+        for by in (0.0, 1.0, -1.0):
+            self.sandbox.reset()
+            shift = Shift(origin.site.call, origin.dead, by, decisions, self._most)
+            with shift:
+                losses = Replay(self.step, self.sandbox, self._weights).forward()
+            same = float(losses.total.detach()) == found.loss
+            if not shift.shifted or same is bool(by):  # not the step that it was, or nothing depends on the value
+                return found
+        origin.dead = None
+        mechanism, why = mechanism_of(origin, False)
+        if origin.kind == NAN:
+            why = f"{why.replace('undefined', 'infinite')}, and the gradient that comes in is 0: 0 · inf"
+        return dataclasses.replace(found, mechanism=mechanism, why=why)
+
     def _before_zero(self, trace: Trace, found: Location, origin: Event) -> tuple[Location, Event]:
         """An overflow that was divided away (x / inf is 0) may be behind a zero that something stumbles over."""
         blamer = Blamer(trace.events)
@@ -424,44 +427,36 @@ class _Search:
         elif healed and self._differs_from_original:
             doubt = "the replay is not the original step"
         elif healed and origin.call >= 0:
-            doubt = self._rounding_before(origin)
+            doubt = self._rounding_before(origin, found.mechanism == "range-overflow")
         if self._left:
             said = f"before it, not computed in float64: {', '.join(self._left[:4])}"
             found = dataclasses.replace(found, notes=(*found.notes, said))
         proved = None if healed is None or (healed and found.phase == "outside") else not doubt
         return dataclasses.replace(found, verified=proved, doubt=doubt, also=(*found.also, *more)[:6])
 
-    def _rounding_before(self, origin: Event) -> str:
-        """The operation before the origin whose rounding makes it fail; empty when it fails without any rounding.
-
-        All of them are treated at once: one alone in float64 breaks ties that are meant to be exact, as in x − x.
-        """
-        if self._wide.fails_rounded:
-            return ""
-        self._say("replaying the step with everything before the operation in float64")
-        exact = self._fails_after(origin, range(origin.call))
-        self._left = sorted(exact.left)
-        if exact.fails:
-            return ""
-        if exact.fails is None:  # other branches, or code that is compiled in between (TorchScript)
-            return "a replay with everything before it in float64 does not come to it"
-        same, other = 1, origin.call  # in float64 below the first nothing changes, below the second it does
-        while other - same > 1:
-            middle = (same + other) // 2
-            if self._fails_after(origin, range(middle)).fails:
-                same = middle
-            else:
-                other = middle
-        alone = self._fails_after(origin, (same,), watched=same)
-        which = alone.seen if alone.fails is False else f"everything up to {alone.seen}"
-        return f"rounding before it is to blame: with {which} computed in float64 it does not fail"
-
-    def _fails_after(self, origin: Event, treated: Container[int], watched: int = 0) -> Exactly:
-        """A replay up to the origin, with some of the operations before it in float64."""
+    def _rounding_before(self, origin: Event, overflows: bool) -> str:
+        """Why rounding before the origin may be to blame; empty when it is not."""
         assert self._trace is not None
+        self._say("replaying the step, rounded otherwise up to the operation")
+        rounded = self._wide.fails_rounded
+        proof = Rounding(
+            Failure(origin, slope=rounded and origin.phase == "backward" and origin.site.call >= 0),
+            self._trace.formats,
+            sum(t.numel() for _, t in self.sandbox.leaves()),
+            self._up_to,
+            functools.partial(self._finite, ()),
+            self._most,
+            fails_rounded=rounded,
+            overflows=overflows,
+        )
+        doubt = proof.doubt()
+        self._left = proof.left
+        return doubt
+
+    def _up_to(self, mode: ReplayMode) -> None:
+        """A replay that the mode ends where it has its answer."""
         self.sandbox.reset()
         replay = Replay(self.step, self.sandbox, self._weights)
-        mode = Exactly(origin, self._trace.formats, treated, watched, most=self._most)
         try:
             with mode:
                 replay.backward(replay.forward())
@@ -469,7 +464,6 @@ class _Search:
             raise
         except (Reached, UsageError, Endless):  # a step that raises, or never ends, has not come to the origin
             pass
-        return mode
 
     def _healed(self, origin: Event) -> tuple[bool | None, Patch | None]:
         """Whether the step is finite when only the origin is repaired, and how; None when it cannot be tried.
@@ -584,7 +578,7 @@ def _left_out(chain: list[Event]) -> bool:
     """
     if len(chain) < 2 or chain[0].phase != "forward":
         return False
-    return chain[0].kind == NAN or chain[1].dead_branch
+    return chain[0].kind == NAN or chain[1].dead is not None
 
 
 def _measured(losses: Losses) -> str:

@@ -76,30 +76,27 @@ class Graph:
         """Whether the operation behind a node leaves values out."""
         return number_of(node) in self.masks or bool(node.name().startswith(_SELECTING))
 
-    def left_out(self, node: Any, out: Tensor) -> bool:
-        """Whether the forward leaves the value behind a bad derivative out.
+    def left_out(self, node: Any, out: Tensor) -> Tensor | None:
+        """Where the forward may leave the value behind a bad derivative out; None when it does nowhere.
 
-        Then the gradient that comes in is exactly zero there, and something after it in the forward selects.
+        The gradient that comes in is exactly zero there, and something after it in the forward selects.
         """
         at, gradients = self._incoming
-        if (
-            at is not node
-            or node.name().startswith("Linalg")
-            or not any(
-                g is not None and g.shape == out.shape and bool(((g == 0) & ~torch.isfinite(out)).any())
-                for g in gradients
-            )
-        ):
-            return False
+        if at is not node or node.name().startswith("Linalg"):
+            return None
+        same = (g for g in gradients if g is not None and g.shape == out.shape)
+        where = next((w for g in same if bool((w := (g == 0) & ~torch.isfinite(out)).any())), None)
+        if where is None:
+            return None
         todo, seen = list(self.feeders(node)), set()
         while todo:
             feeder = todo.pop()
             if feeder not in seen:
                 seen.add(feeder)
                 if self._selects(feeder):
-                    return True
+                    return where
                 todo += self.feeders(feeder)
-        return False
+        return None
 
 
 def number_of(node: Any) -> int:
@@ -111,3 +108,13 @@ def number_of(node: Any) -> int:
 def adds_gradients(node: Any) -> bool:
     """Whether a node adds to the ``.grad`` of a parameter."""
     return node is not None and bool(node.name().endswith("AccumulateGrad"))
+
+
+def runs_again(node: Any) -> bool:
+    """Whether Python code below a backward node repeats a part of the forward pass, as checkpointing does.
+
+    Autograd records it again, which it does not do for a backward pass; and where it does (create_graph), that of
+    a custom function is no forward pass.
+    """
+    custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return torch.is_grad_enabled() and (not custom or node.name().startswith("CheckpointFunction"))

@@ -122,7 +122,7 @@ def mechanism_of(event: Event, intentional: bool) -> tuple[Mechanism, str]:
     if event.communicates:
         said = f"finite on this rank before {call_name(event.op)}, not after"
         return "communication", f"{said}: another rank sent a bad value, or the reduction left the range of its dtype"
-    if event.dead_branch and not event.by_user:
+    if event.dead is not None and not event.by_user:
         what = {INF: "is infinite", NAN: "has no value"}[event.kind]
         name = call_name(forward_op(event))
         return (
@@ -242,7 +242,8 @@ def _division(event: Event, first: Tensor, second: Tensor) -> tuple[Mechanism, s
 def _counts(made: Made) -> bool:
     """Whether a sum is over a mask that was cast or compared: it counts."""
     return any(
-        b.whole_numbers or b.op in ("ne", "eq", "gt", "lt", "ge", "le", "logical_not", "bitwise_not")
+        (b.whole_numbers and not b.learned)
+        or b.op in ("ne", "eq", "gt", "lt", "ge", "le", "logical_not", "bitwise_not")
         for b in made.before
     )
 
@@ -255,7 +256,7 @@ def _behind(made: Made | None) -> Made | None:
         if (
             made.op in _PLAIN
             or (made.op in ("add", "add_") and made.literals)
-            or (made.op in ("add", "add_") and len(made.inputs) == 1)
+            or (made.op in ("add", "add_", "div", "div_") and len(made.inputs) == 1)
         ):
             made = made.before[0]
             continue

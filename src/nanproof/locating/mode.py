@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .bounds import Endless
@@ -16,8 +17,10 @@ from .indices import check_indices
 class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that counts operations, and ends a replay that runs more than ``most`` of them.
 
-    It does not import the compiler: that alone takes longer than a replay.
+    Subclasses say what it does with an `operation`. It does not import the compiler, which takes longer than a replay.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, most: float = math.inf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -29,6 +32,29 @@ class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.count > self._most:
             raise Endless(f"more than {self._most:,} operations")
         return self.count
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(function, HigherOrderOperator):
+            return self._branch(function, args, kwargs or {})
+        return self.operation(function, args, kwargs or {})
+
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation, and do with it what this mode is for."""
+        raise NotImplementedError
+
+    def _branch(self, function: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+        """An operator that calls functions, such as torch.cond: what it calls is seen as any other code."""
+        if function.__name__ == "cond":
+            condition, yes, no, operands = args
+            with self:
+                return (yes if condition else no)(*operands)
+        if function.__name__ == "while_loop":
+            goes_on, body, carried, more = args
+            with self:
+                while goes_on(*carried, *more):
+                    carried = tuple(body(*carried, *more))
+            return carried
+        return function(*args, **kwargs)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

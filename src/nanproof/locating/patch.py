@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..tensors import parts_of
-from .graph import number_of
+from .graph import number_of, runs_again
 from .mode import ReplayMode, run_carefully
-from .values import current_stack, floats_in, key_of, kind_of
+from .values import current_stack, floats_in, key_of, kind_of, tensors_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,12 @@ class Neutralize(ReplayMode):  # type: ignore[no-untyped-call]
         self._gradients: set[int] = set()
         """Memory that a backward operation wrote."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         self._next()
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         patch = self._covering(node)
+        if node is not None and runs_again(node) and current_stack():
+            node = None  # a forward pass within the backward pass
         if patch is not None and node is not None and self._brings_bad_gradient((args, kwargs)):
             patch = None
         out = run_carefully(function, args, kwargs)
@@ -90,3 +91,32 @@ class Neutralize(ReplayMode):  # type: ignore[no-untyped-call]
         Autograd sums the gradients of a value that is used twice within the node that arrives last.
         """
         return any(key_of(t) in self._gradients and kind_of(t) for t in floats_in(value))
+
+
+class Shift(ReplayMode):  # type: ignore[no-untyped-call]
+    """Replays with a number added to some results of one operation: whether anything but comparisons depends on them.
+
+    Comparisons come out as in the first replay, which adds 0 and fills ``decisions``: where(x > 0, x, 0) stays at 0.
+    """
+
+    def __init__(
+        self, call: int, where: Tensor, by: float, decisions: dict[int, list[Tensor]], most: float = math.inf
+    ) -> None:
+        super().__init__(most)
+        self._call, self._where, self._by, self._decisions = call, where, by, decisions
+        self.shifted = False
+
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
+        out = run_carefully(function, args, kwargs)
+        if self._next() == self._call:
+            for tensor in floats_in(out):
+                if tensor.shape == self._where.shape:
+                    with _unsafe_preserve_version_counter(tensor):
+                        tensor.add_(self._by * self._where.to(tensor.dtype))
+                    self.shifted = True
+        elif self.shifted and (decided := [t for t in tensors_in(out) if t.dtype is torch.bool and t.numel()]):
+            known = self._decisions.setdefault(self.count, [t.clone() for t in decided])
+            for now, then in zip(decided, known, strict=False):
+                if now.shape == then.shape:
+                    now.copy_(then)
+        return out

@@ -143,8 +143,7 @@ class _UpTo(ReplayMode):  # type: ignore[no-untyped-call]
         self.inputs: dict[_Result, list[_Result]] = {}
         self.operands: list[tuple[_Result | None, Tensor]] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         self._next()
         out = run_carefully(function, args, kwargs)
         op = operation_of(function).name
@@ -231,9 +230,9 @@ def in_float64(step: Callable[[], Any], model: nn.Module, origin: Event, *, keep
         return InFloat64(finite, not _agrees(origin, args), fails)
     if not finite:
         return InFloat64()
-    fails = not _has_slope(function, rounded, kwargs)
+    fails = not has_slope(function, rounded, kwargs)
     # the same operand, rounded, must fail: else something other than rounding does
-    return InFloat64(fails and _has_slope(function, args, kwargs), False, fails)
+    return InFloat64(fails and has_slope(function, args, kwargs), False, fails)
 
 
 def where_rounded(
@@ -301,7 +300,7 @@ def _is_finite(function: Any, args: Any, kwargs: Any) -> bool:
         return True
 
 
-def _has_slope(function: Any, args: Any, kwargs: Any) -> bool:
+def has_slope(function: Any, args: Any, kwargs: Any) -> bool:
     """Whether the derivative of a call is finite at these arguments; taken as finite when it cannot be had."""
     try:
         with torch.enable_grad():

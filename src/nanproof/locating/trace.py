@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..records import TensorFacts
 from ..tensors import facts_of
-from .graph import Graph, adds_gradients, number_of
+from .graph import Graph, adds_gradients, number_of, runs_again
 from .mode import ReplayMode
 from .values import INF, NAN, Stack, current_stack, floats_in, key_of, kind_of, stack_and_module, tensors_in
 
@@ -51,6 +51,8 @@ _ELEMENTWISE = frozenset(
 _COMMUNICATION = ("c10d", "_c10d_functional", "c10d_functional")
 _KEPT_BEFORE = 16 << 20
 """Memory that is written in place is copied before, so that the operation can be examined, up to this size."""
+_LEVELS = 5
+"""Transforms of torch.func within each other."""
 _COPIED = 1 << 16
 """Smaller inputs of a bad operation are copied as evidence."""
 
@@ -119,6 +121,8 @@ class Site:
     stack: Stack
     module: str
     nth: int = 0
+    call: int = -1
+    """The number of its operation in the pass."""
 
 
 @dataclass(slots=True)
@@ -167,8 +171,8 @@ class Event:
     """The plain numbers among its arguments."""
     by_user: bool = False
     """In backward: whether it runs in Python code (a hook, a custom backward)."""
-    dead_branch: bool = False
-    """In backward: whether the value was selected away in forward: its incoming gradient is exactly zero there."""
+    dead: Tensor | None = None
+    """In backward: where the value was selected away in forward: its incoming gradient is exactly zero there."""
     communicates: bool = False
     swallowed: int = -1
     """An earlier infinity that an input goes back to, though the input itself is finite."""
@@ -246,8 +250,7 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
         self.events.append(event)
         return event
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, function: Any, args: Any, kwargs: Any) -> Any:
         call = self._next()
         node = torch._C._current_autograd_node()
         seq = torch._C._autograd._get_sequence_nr() - 1
@@ -298,7 +301,7 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
         seq: int,
     ) -> None:
         stack, called = stack_and_module()
-        own = self.sites.get(number_of(node)) if node is not None else None
+        own = self._forward_of(node) if node is not None else None
         module = self._names.get(id(called), type(called).__name__) if called is not None else ""
         if called is None and node is not None:  # a checkpointed function may run again outside its module
             earlier = self._running.get((op.name, stack[0])) if stack else None
@@ -310,7 +313,7 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
             place = (op.name, stack[0])
             self._lines[place] += 1
             self._running[place] = module
-            site.nth = self._lines[place]
+            site.nth, site.call = self._lines[place], call
         self.sites.setdefault(seq, site)
         outputs = floats_in(out)
         if op.mutates:  # what it wrote into need not be among what it returns
@@ -402,7 +405,7 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
         literals = _literals(args, kwargs)
         if not parents and (number := self._number(op, literals)) is not None:
             parents = [number]
-        backward = node is not None
+        backward = node is not None and not (stack and runs_again(node))
         event = Event(
             0,
             op.name,
@@ -433,7 +436,7 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
                 bool(parents) and op.name.strip("_") in _ELEMENTWISE and _made_more([t for *_, t in known], out)
             )
             event.makers = tuple(self._made.get(key_of(t)) for t in tensors_in(args))
-            event.dead_branch = backward and self.graph.left_out(node, out)
+            event.dead = self.graph.left_out(node, out) if backward else None
         event.number = len(self.events)
         self.events.append(event)
         self.producer[key_of(out)] = event.number
@@ -468,6 +471,17 @@ class Trace(ReplayMode):  # type: ignore[no-untyped-call]
         node = next((n for n in self.graph.nodes if getattr(n, "variable", None) is leaf), None)
         event = self._leaf("", gradient, kind_of(gradient), "outside", self._feeder(node) if node is not None else None)
         return event.number
+
+    def _forward_of(self, node: Any) -> Site | None:
+        """The forward operation behind a backward node.
+
+        Under torch.func each transform has a node of its own; the number of the last is that of the operation.
+        """
+        number, name = number_of(node), node.name().lower()
+        if number in self.sites:
+            return self.sites[number]
+        near = (self.sites.get(number + level) for level in range(1, _LEVELS))
+        return next((s for s in near if s is not None and s.op.replace("_", "") in name), None)
 
     def _feeder(self, node: Any) -> Site | None:
         """The site of the autograd node that handed this one a value which no torch operation computed."""
