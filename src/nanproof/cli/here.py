@@ -63,7 +63,7 @@ def look(folder: Path) -> Here:
         lines.append(("incidents", _counted(incidents)))
     lines += [("repair", text) for text in state.repairs[:1]]
     if cause is not None:
-        lines.append(("cause", f"{cause['cause']} at {cause['where']} (step {cause['step']:,})"))
+        lines.append(("cause", f"{cause['where']} {cause['why'] or cause['cause']} (step {cause['step']:,})"))
     elif not state.healthy and state.kind not in ("stale", "interrupted") and not run.series.empty:
         lines += _suspected(home, until=max(began + PATIENCE, time.process_time() + LEAST))
     lines += _log_words(run)
@@ -123,7 +123,7 @@ def _suspected(path: Path, until: float) -> list[tuple[str, str]]:
 
 def _next(run: str, kind: str, *, trouble: bool, checkpoint: str) -> str:
     if trouble:
-        return f"nanproof diagnose {run if Path(run).is_dir() else '.'}"  # beside a log lie the code and the config
+        return f"nanproof diagnose {run}"
     if kind in ("running", "empty"):
         return f"nanproof watch {run}"
     if kind in ("interrupted", "stale") and checkpoint:

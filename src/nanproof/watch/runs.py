@@ -111,9 +111,19 @@ class Run:
             incident = _read(folder / name / "incident.json")
             if incident is not None:  # one that is being written is told the next time
                 self._seen.add(name)
-                self._incidents[f"{self.id}i{len(self._incidents)}"] = (folder / name, incident)
+                self._take(folder / name, incident)
         told = [i for i, (path, _) in self._incidents.items() if path.name in names]
         return [short(i, self._incidents[i][1]) for i in told]
+
+    def _take(self, folder: Path, incident: Incident) -> None:
+        """Ranks record the same bad step each; the record of the rank that it came from is told."""
+        step = incident.step if incident.world_size > 1 else None
+        for key, (_, other) in self._incidents.items():
+            if other.step == step and other.rank != incident.rank and other.world_size > 1:
+                if _knows_more(incident, other):
+                    self._incidents[key] = (folder, incident)
+                return
+        self._incidents[f"{self.id}i{len(self._incidents)}"] = (folder, incident)
 
     def incidents(self) -> list[dict[str, Any]]:
         """All incidents that are known, in short."""
@@ -147,6 +157,13 @@ class Run:
         }
 
 
+def _knows_more(one: Incident, other: Incident) -> bool:
+    return (one.location is not None, one.rank == one.verdict.rank) > (
+        other.location is not None,
+        other.rank == other.verdict.rank,
+    )
+
+
 def short(key: str, incident: Incident) -> dict[str, Any]:
     """What a list shows of an incident."""
     place = incident.location
@@ -160,6 +177,7 @@ def short(key: str, incident: Incident) -> dict[str, Any]:
         "action": incident.action.kind,
         "where": where,
         "cause": cause_of(place) if place is not None else "",
+        "why": place.why if place is not None else "",
         "rank": incident.rank,
     }
 
