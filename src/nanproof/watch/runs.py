@@ -265,22 +265,20 @@ class Finder:
         self.runs: list[Run] = []
         self._paths = list(paths)
         self._known: set[tuple[Path, str]] = set()
-        self._waiting: set[Path] = set()
+        if not paths:
+            raise UsageError("no run given", hint="nanproof watch runs/a; nanproof alone finds the newest run")
         for path in paths:
-            place = Path(path)
-            if not place.exists():
+            if not Path(path).exists():
                 hint = "give a run folder or a log; nanproof finds the newest one"
                 raise missing(path, hint)
-            if self._add(path):
-                continue
-            begun = place.is_file() or (place / RUN_LOG).exists()
-            if not begun and not wait:
+            if not self._add(path) and not wait:
                 raise UsageError(f"{path} holds no log", hint="give a run folder or a log of a training")
-            self._take(Place(path=place, home=place, name=place.absolute().name))
-            self._waiting |= set() if begun else {place}
-        if not self.runs:
-            raise UsageError("no run given", hint="nanproof watch runs/a; nanproof alone finds the newest run")
         self._again = time.monotonic() + RUNS_EVERY
+
+    @property
+    def waiting(self) -> str:
+        """What is said as long as there is no run."""
+        return "" if self.runs else f"no log yet in {', '.join(self._paths)}: a run that begins there appears by itself"
 
     def more(self) -> list[Run]:
         """Runs that were not there before; the folders are read again only now and then."""
@@ -290,26 +288,19 @@ class Finder:
         for path in self._paths:
             self._add(path)
         spent = time.monotonic() - began
-        self._again = began + max(RUNS_EVERY, 20 * spent)  # a folder may be a whole disk
+        every = RUNS_EVERY if self.runs else RUNS_EVERY / 3
+        self._again = began + max(every, 20 * spent)  # a folder may be a whole disk
         return self.runs[before:]
 
     def _add(self, path: str) -> bool:
         place = Path(path)
-        if not place.is_dir() or (place / RUN_LOG).exists():
-            return False
-        found = runs_below(place)
-        for one in found:
-            if (one.path, one.run) not in self._known:
-                self._take(one)
+        one = not place.is_dir() or (place / RUN_LOG).exists()
+        found = [Place(path=place, home=place, name=place.absolute().name)] if one else runs_below(place)
+        for new in found:
+            if (new.path, new.run) not in self._known:
+                self._known.add((new.path, new.run))
+                self.runs.append(Run(len(self.runs), new.path, new.name, new.run or None, new.home))
         return bool(found)
-
-    def _take(self, place: Place) -> None:
-        self._known.add((place.path, place.run))
-        waited = self._waiting & {place.path, *place.path.parents}
-        if waited:  # the folder was there first, its log came later: the same run
-            self._waiting -= waited
-            return
-        self.runs.append(Run(len(self.runs), place.path, place.name, place.run or None, place.home))
 
 
 def find_runs(paths: Sequence[str]) -> list[Run]:

@@ -36,12 +36,12 @@ def watch(finder: Finder, *, once: bool = False, hear: Hear | None = None, conso
     """
     console = console or clean_console()
     if once or not console.is_terminal:
-        console.print(frame(_look(finder, hear)[0], console.width))
+        console.print(finder.waiting or frame(_look(finder, hear)[0], console.width), highlight=False)
         return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             glances, answer = _look(finder, hear)
-            live.update(frame(glances, console.width, console.height, answer), refresh=True)
+            live.update(frame(glances, console.width, console.height, answer or finder.waiting), refresh=True)
             until = time.monotonic() + EVERY
             while (left := until - time.monotonic()) > 0:
                 if pressed(left) in ("q", "Q", "\x03"):
