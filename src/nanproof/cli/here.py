@@ -88,11 +88,13 @@ def _again(path: Path) -> str:
     """The command that began a run, to be typed once more."""
     import shlex
 
-    from ..watch.why import command_of
+    from ..watch.why import command_of, torchrun_ranks
 
-    words = command_of(path)
+    words, ranks = command_of(path), torchrun_ranks(path)
     verb = next((i for i, word in enumerate(words) if word in ("run", "smoke")), None)
-    return shlex.join(["nanproof", *words[verb:]]) if verb is not None else ""
+    if verb is None:
+        return ""
+    return shlex.join(["nanproof", words[verb], *(["--nproc", ranks] if ranks else []), *words[verb + 1 :]])
 
 
 def _suspected(path: Path, until: float) -> list[tuple[str, str]]:

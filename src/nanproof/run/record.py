@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import file_text, make_folder, write_atomic
+from ..launch import rank_and_world
 from ..records import to_json
 
 log = logging.getLogger("nanproof")
@@ -34,6 +35,7 @@ _VARIABLES = (
     "XLA_",
 )
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS")
+_RANDOM = ("RUN_ID", "ERROR_FILE")  # other in each run
 _PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft", "datasets")
 
 
@@ -52,10 +54,12 @@ def surroundings() -> dict[str, Any]:
                 names = Counter(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
                 found["devices"] = ", ".join(f"{n} × {name}" for name, n in names.items())
                 found["cuda"] = str(torch.version.cuda)
+    if (world := rank_and_world()[1]) > 1:
+        found["ranks"] = str(world)
     variables = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLES) and not any(word in name for word in _SECRET)
+        if name.startswith(_VARIABLES) and not any(word in name for word in (*_SECRET, *_RANDOM))
     }
     return {"environment": found, "variables": variables}
 

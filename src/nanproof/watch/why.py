@@ -15,6 +15,7 @@ from ..diagnosing.sources.configs import Config, find_configs
 from ..diagnosing.sources.places import find_places
 from ..errors import NanproofError
 from ..files import file_bytes
+from .alive import record_of
 from .runs import typed
 from .state import RunState
 
@@ -110,11 +111,17 @@ def configs_of(path: Path) -> list[Config]:
 
 def command_of(path: Path) -> list[str]:
     """The command that `nanproof run` recorded."""
+    command = record_of(path)[0].get("command")
+    return [str(word) for word in command] if isinstance(command, list) else []
+
+
+def torchrun_ranks(path: Path) -> str:
+    """How many ranks torchrun had started; empty when it was not torchrun."""
+    record, _ = record_of(path)
     try:
-        command = json.loads(file_bytes(path / "run.json"))["command"]
-        return [str(word) for word in command]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return str(record["environment"]["ranks"]) if "TORCHELASTIC_MAX_RESTARTS" in record["variables"] else ""
+    except (KeyError, TypeError):
+        return ""
 
 
 def script_in(command: Sequence[str]) -> list[str]:
