@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from ..diagnosing import Diagnosis, diagnose
 from ..diagnosing.sources.configs import Config, find_configs
 from ..diagnosing.sources.places import find_places
 from ..errors import NanproofError
-from ..files import file_bytes
 from .alive import record_of
 from .runs import typed
 from .state import RunState

@@ -97,8 +97,8 @@ class Places:
 def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
     """Look below all paths; what is named as a file counts even when its name says nothing.
 
-    From the folder of one run, or its log, code and configs are also looked for in the project around it. Of several runs only
-    the newest is read: evidence of two runs proves nothing about either.
+    From the folder of one run, or its log, code and configs are also looked for in the project around it. Of several
+    runs only the newest is read: evidence of two runs proves nothing about either.
     """
     named = [Path(p) for p in paths]
     for path in named:
