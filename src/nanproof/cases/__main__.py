@@ -10,3 +10,8 @@ if __name__ == "__main__":
     except KeyboardInterrupt:  # also while torch is being imported
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sys.stderr.write("error: the cases need torch\n  hint: pip install 'nanproof[torch]'\n")
+        sys.exit(2)

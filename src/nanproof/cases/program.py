@@ -42,7 +42,7 @@ def run_program(case: str, folder: Path, train: Callable[[Job], None], flags: Ma
         train(job)
         job.ranks.leave()
     except (UsageError, NonFiniteError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error.message}", *([f"  hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -127,12 +127,13 @@ class Guards:
         """Log the exception that ends the script."""
         if isinstance(error, GuardStop) or (isinstance(error, SystemExit) and not isinstance(error.code, str)):
             return  # the stop is logged already, and a number says nothing
-        message = "".join(format_exception_only(error)).strip().splitlines()[0][:MESSAGE]
+        lines = "".join(format_exception_only(error)).strip().splitlines()
+        message = lines[-1 if any("Traceback (most recent" in line for line in lines) else 0]  # a worker's own error
         frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         for record in self._records:
             for observer in record.run.observers:
-                observer.event(event="exception", message=message, where=where)
+                observer.event(event="exception", message=message[:MESSAGE], where=where)
 
     def accounted(self) -> list[dict[str, Any]]:
         """The accounts of all, those that are still open among them."""
