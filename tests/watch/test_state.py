@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanproof.logs.collect import Collector
-from nanproof.watch.alive import signs_of
 from nanproof.records import Action, Incident, Verdict
+from nanproof.watch.alive import signs_of
 from nanproof.watch.runs import Finder, Run, runs_below
 from nanproof.watch.state import Signs, state_of
 from support.pages import write_log

@@ -44,6 +44,7 @@ def look(folder: Path) -> Here:
     with loading():
         import time
 
+        from ..watch.alive import record_of
         from ..watch.runs import Run, runs_below, typed
 
     began = time.process_time()
@@ -67,7 +68,8 @@ def look(folder: Path) -> Here:
     elif not state.healthy and state.kind not in ("stale", "interrupted") and not run.series.empty:
         lines += _suspected(home, until=max(began + PATIENCE, time.process_time() + LEAST))
     lines += _log_words(run)
-    good, words = _checkpoint(folder, own=path, others=[place.home for place in found[1:]])
+    began_at = float(record_of(home)[0].get("started") or 0)
+    good, words = _checkpoint(folder, own=path, others=[place.home for place in found[1:]], began=began_at)
     lines += [("checkpoint", words)] if words else []
     if others := len(found) - 1:
         lines.append(("also", f"{others} older run{'s' if others > 1 else ''}, newest {_shown(found[1].name)}"))
@@ -160,7 +162,7 @@ def _log_words(run: Run) -> list[tuple[str, str]]:
     return [("log", ", ".join(f"{n:,} {kind}{'s' if n > 1 else ''}" for n, kind in told))] if told else []
 
 
-def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
+def _checkpoint(folder: Path, own: Path, others: list[Path], began: float) -> tuple[str, str]:
     """The run's last healthy checkpoint as one would type it, and what to say about all of them.
 
     Checkpoints may lie anywhere in a project; those in the folder of another run are that run's.
@@ -180,7 +182,8 @@ def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
     from ..checkpoint.scan import scan_checkpoint
     from ..checkpoint.series import order
 
-    ordered = sorted(found, key=lambda c: max((Path(i.path).stat().st_mtime for i in c.items), default=0.0))
+    written = {c.path: max((Path(i.path).stat().st_mtime for i in c.items), default=0.0) for c in found}
+    ordered = sorted(found, key=lambda c: written[c.path])
     left = SCANNED
     for bad, checkpoint in enumerate(reversed(ordered)):
         size = sum(i.size for i in checkpoint.items)
@@ -189,6 +192,8 @@ def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
         left -= size
         report = order([scan_checkpoint(checkpoint, fast=True, jobs=1)], [checkpoint]).reports[0]
         if report.ok:
+            if written[checkpoint.path] < began:  # whose it is cannot be seen
+                return "", f"{_shown(checkpoint.path)} is healthy, but older than this run"
             newer = f"; {bad:,} newer {'is' if bad == 1 else 'are'} not" if bad else ""
             return typed(Path(checkpoint.path)), f"{_shown(checkpoint.path)} is healthy{newer}"
     return "", f"none of {len(found):,} is healthy"
