@@ -188,7 +188,7 @@ def _newest_run(logs: list[LogFile], root: Path) -> tuple[list[LogFile], list[st
 
 
 def _project(root: Path, files: Sequence[Path], *, beside: bool = False) -> Path | None:
-    """The project around the folder of a run that has no code of its own, or ``beside`` a log that was named alone."""
+    """The project around the folder of a run that has no code of its own, or ``beside`` a log that was given alone."""
     if any(f.suffix == ".py" for f in files):
         return None
     here = root.absolute()
