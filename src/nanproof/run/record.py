@@ -34,8 +34,7 @@ _VARIABLES = (
     "DEEPSPEED_",
     "XLA_",
 )
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASS")
-_RANDOM = ("RUN_ID", "ERROR_FILE")  # other in each run
+_LEFT_OUT = ("KEY", "TOKEN", "SECRET", "PASS", "TORCHELASTIC_")  # secrets, and what torchrun sets by itself
 _PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft", "datasets")
 
 
@@ -56,10 +55,12 @@ def surroundings() -> dict[str, Any]:
                 found["cuda"] = str(torch.version.cuda)
     if (world := rank_and_world()[1]) > 1:
         found["ranks"] = str(world)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        found["launcher"] = "torchrun"
     variables = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLES) and not any(word in name for word in (*_SECRET, *_RANDOM))
+        if name.startswith(_VARIABLES) and not any(word in name for word in _LEFT_OUT)
     }
     return {"environment": found, "variables": variables}
 

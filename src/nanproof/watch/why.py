@@ -115,11 +115,9 @@ def command_of(path: Path) -> list[str]:
 
 def torchrun_ranks(path: Path) -> str:
     """How many ranks torchrun had started; empty when it was not torchrun."""
-    record, _ = record_of(path)
-    try:
-        return str(record["environment"]["ranks"]) if "TORCHELASTIC_MAX_RESTARTS" in record["variables"] else ""
-    except (KeyError, TypeError):
-        return ""
+    known = record_of(path)[0].get("environment")
+    known = known if isinstance(known, dict) else {}
+    return str(known.get("ranks", "1")) if known.get("launcher") == "torchrun" else ""
 
 
 def script_in(command: Sequence[str]) -> list[str]:
