@@ -22,6 +22,7 @@ from nanproof.records import Action, Incident, Verdict
 from nanproof.watch.alive import signs_of
 from nanproof.watch.runs import Finder, Run, runs_below
 from nanproof.watch.state import Signs, state_of
+from nanproof.watch.why import OWN_ERROR, Why, why
 from support.pages import write_log
 
 
@@ -170,6 +171,17 @@ def test_the_exception_that_ended_a_guarded_run_is_its_cause(tmp_path: Path) -> 
     assert str(run.state()) == "died at step 19: torch.OutOfMemoryError: no memory"
     (event,) = [e for e in run.series.events if e.kind == "exception"]
     assert event.details["where"] == "train.py:3"
+    assert not run.state().own_error
+
+
+def test_an_error_of_the_script_is_no_numerical_cause(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {s} loss {3 - s / 10} lr 0.5\n" for s in range(20)))
+    with log.open("a") as file:
+        file.write('Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 17\n')
+    state = run_of(log).state()
+    assert state.own_error
+    assert why(log, state, []) == Why(cause=OWN_ERROR)
 
 
 def test_a_run_that_begins_in_an_empty_folder_is_itself_and_not_the_folder(tmp_path: Path) -> None:

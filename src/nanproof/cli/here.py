@@ -46,6 +46,7 @@ def look(folder: Path) -> Here:
 
         from ..watch.alive import record_of
         from ..watch.runs import Run, runs_below, typed
+        from ..watch.why import OWN_ERROR
 
     began = time.process_time()
     found = runs_below(folder)
@@ -65,6 +66,8 @@ def look(folder: Path) -> Here:
     lines += [("repair", text) for text in state.repairs[:1]]
     if cause is not None:
         lines.append(("cause", f"{cause['where']} {cause['why'] or cause['cause']} (step {cause['step']:,})"))
+    elif state.own_error:
+        lines.append(("cause", OWN_ERROR))
     elif not state.healthy and state.kind not in ("stale", "interrupted") and not run.series.empty:
         lines += _suspected(home, until=max(began + PATIENCE, time.process_time() + LEAST))
     lines += _log_words(run)
@@ -77,6 +80,8 @@ def look(folder: Path) -> Here:
     command = _next(typed(home), state.kind, trouble=trouble, checkpoint=good)
     if state.bad and run.series.empty:  # it never came to a step: what it printed says why
         command = _again(path) or _first_command(folder)
+    elif state.own_error and not incidents:
+        command = _again(path) or f"nanproof report {typed(home)}"
     return Here(
         run=_shown(path if home == folder else home),
         state=str(state),

@@ -27,6 +27,10 @@ Kind = Literal["running", "finished", "died", "stopped", "interrupted", "stale",
 FRESH = 10.0  # seconds in which a log of unknown rhythm gets its next line
 BEATS = 5  # or so many of its usual intervals
 _ANSWERED = ("skip", "rollback", "overflow", "resume", "stop")
+_OWN_ERRORS = (
+    *("KeyError", "AttributeError", "TypeError", "NameError", "UnboundLocalError", "ImportError"),
+    *("ModuleNotFoundError", "FileNotFoundError", "PermissionError", "SyntaxError", "NotImplementedError"),
+)
 _ENDS = ("stop", "exception", "hardware", "finished")
 _SIGNALS = {
     number: words
@@ -73,6 +77,11 @@ class RunState:
     @property
     def healthy(self) -> bool:
         return self.kind in ("running", "finished") and self.since is None
+
+    @property
+    def own_error(self) -> bool:
+        """Whether an error of the script ended it that says nothing about its numbers."""
+        return self.kind == "died" and self.since is None and self.why.partition(":")[0] in _OWN_ERRORS
 
     @property
     def headline(self) -> str:

@@ -21,6 +21,8 @@ _OPTION = re.compile(
     r"(?:--?([A-Za-z][\w.-]*)(?:=(.*))?|\+*([A-Za-z_][\w.]*)=(.*))", re.S
 )  # --lr 1, --lr=1, optim.lr=1
 
+OWN_ERROR = "an error of the script, not of its numbers"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
@@ -40,6 +42,8 @@ def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], dia
     """The cause of trouble in a run; nothing for one that is healthy, was ended from outside or never began."""
     if not in_trouble(state, incidents):
         return Why()
+    if state.own_error and not incidents:
+        return Why(cause=OWN_ERROR)
     diagnosis = diagnosis or diagnosed(path)[0]
     located = next((i for i in incidents if i["where"] and i["cause"]), None)
     place = f"{located['cause']} at {located['where']}" if located is not None else ""
