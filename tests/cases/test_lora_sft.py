@@ -185,6 +185,5 @@ def test_harden_proposes_bfloat16_for_all_of_it(tmp_path: Path) -> None:
 
 def test_two_precisions_at_once_are_refused_in_one_sentence(tmp_path: Path) -> None:
     said = run("-m", MODULE, "--out", "out", "training.bf16=true", expect=(2,), cwd=tmp_path)
-    assert (
-        said.splitlines()[-1] == "error: fp16 and bf16 are both on. Next: switch one of them off: training.fp16=false"
-    )
+    hint = "  hint: switch one of them off: training.fp16=false"
+    assert said.splitlines()[-2:] == ["error: fp16 and bf16 are both on", hint]

@@ -477,6 +477,10 @@ def test_a_factorization_that_fails_inside_the_model_is_located_though_nothing_i
 def test_an_exception_that_has_nothing_to_do_with_it_is_none(tmp_path: Path) -> None:
     ran = guarded(tmp_path, DIES.format(how="key", bad=1.0))
     assert (ran.outcome.exit_code, ran.incidents) == (1, [])
+    last = json.loads((ran.run_dir / "training_log.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "exception"
+    assert last["message"].startswith("KeyError: ")
+    assert last["where"].rpartition(":")[2].isdecimal()
 
 
 def test_a_run_folder_that_cannot_be_written_is_an_error_before_anything_runs(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 guard = nanproof.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir="run")
 live = nanproof.watch(guard)
+live
 """,
     """
 for step in range(12):
@@ -65,6 +66,7 @@ def test_a_notebook_shows_verdicts_incidents_scans_and_a_live_chart(tmp_path: Pa
     assert "<polyline" in chart  # the first cell's output was redrawn while the second one trained
     assert "NaN 8" in chart
     assert "1 incident<" in chart
+    assert [o.output_type for o in book.cells[0].outputs] == ["display_data"]  # no repr below it
     assert "step 8: nonfinite" in verdict
     assert "step 8: nonfinite" in incident
     assert "skip" in incident

@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanproof.logs.collect import Collector
+from nanproof.records import Action, Incident, Verdict
 from nanproof.watch.alive import signs_of
-from nanproof.watch.runs import Run, runs_below
+from nanproof.watch.runs import Finder, Run, runs_below
 from nanproof.watch.state import Signs, state_of
+from nanproof.watch.why import OWN_ERROR, Why, why
 from support.pages import write_log
 
 
@@ -149,3 +151,67 @@ def test_what_a_run_printed_is_no_run_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "nohup.out").write_text(told.format("runs/a") + lines)
     (tmp_path / "other.out").write_text(told.format("runs/gone") + lines)
     assert sorted(place.name for place in runs_below(tmp_path)) == ["other.out", "runs/a"]
+
+
+def test_the_last_words_of_a_log_count_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {s} loss {3 - s / 10}\n" for s in range(20)))
+    assert run_of(log).state().kind == "running"  # written a moment ago
+    with log.open("a") as file:
+        file.write('Traceback (most recent call last):\n  File "a.py", line 1, in f\nRuntimeError: no\n')
+    assert str(run_of(log).state()) == "died at step 19: RuntimeError: no"
+
+
+def test_the_exception_that_ended_a_guarded_run_is_its_cause(tmp_path: Path) -> None:
+    lines = [{"step": s, "loss": 3 - s / 10, "verdict": "ok", "action": "commit"} for s in range(20)]
+    lines.append({"event": "exception", "message": "torch.OutOfMemoryError: no memory", "where": "train.py:3"})
+    (tmp_path / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "run.json").write_text(json.dumps({"exit_code": 1, "state": "failed"}))
+    run = run_of(tmp_path)
+    assert str(run.state()) == "died at step 19: torch.OutOfMemoryError: no memory"
+    (event,) = [e for e in run.series.events if e.kind == "exception"]
+    assert event.details["where"] == "train.py:3"
+    assert not run.state().own_error
+
+
+def test_an_error_of_the_script_is_no_numerical_cause(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {s} loss {3 - s / 10} lr 0.5\n" for s in range(20)))
+    with log.open("a") as file:
+        file.write('Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 17\n')
+    state = run_of(log).state()
+    assert state.own_error
+    assert why(log, state, []) == Why(cause=OWN_ERROR)
+
+
+def test_a_run_that_begins_in_an_empty_folder_is_itself_and_not_the_folder(tmp_path: Path) -> None:
+    finder = Finder([str(tmp_path)])
+    assert (finder.runs, finder.waiting.startswith("no log yet in ")) == ([], True)
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"exit_code": 0, "state": "finished"}))
+    for _ in range(2):  # its record comes first, its log later: one run
+        finder._again = 0.0
+        finder.more()
+        write_log(run / "training_log.jsonl", 5)
+    assert [(one.name, one.path) for one in finder.runs] == [("runs/a", run)]
+    assert finder.waiting == ""
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_bad_step_that_two_ranks_recorded_is_one_incident(tmp_path: Path, first: int) -> None:
+    verdict = Verdict(kind="nonfinite", step=7, level="loss", rank=1)
+    run = run_of(tmp_path)
+    for rank in (first, 1 - first):
+        incident = Incident(
+            id=f"000007-r{rank}", step=7, time="", rank=rank, world_size=2, verdict=verdict, action=Action(kind="skip")
+        )
+        folder = tmp_path / "incidents" / incident.id
+        folder.mkdir(parents=True)
+        (folder / "incident.json").write_text(json.dumps(incident.to_json()))
+        told = run.new_incidents()
+    assert [i["id"] for i in run.incidents()] == ["r0i0"]
+    assert told == (run.incidents() if first == 0 else [])  # what is known better is told again
+    found = run.incident("r0i0")
+    assert found is not None
+    assert found["rank"] == 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,13 +42,8 @@ def run_program(case: str, folder: Path, train: Callable[[Job], None], flags: Ma
         train(job)
         job.ranks.leave()
     except (UsageError, NonFiniteError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error.message}", *([f"  hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        if "nanproof.run" in sys.modules:  # which tells it itself
-            raise
-        print("interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
 
 
 def _read_job(case: str, folder: Path, words: Sequence[str], flags: Mapping[str, str]) -> Job:

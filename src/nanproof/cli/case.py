@@ -71,10 +71,10 @@ def command(
         raise UsageError("--variant and --config-name name different configs", hint="give one of the two")
     from os import execv
 
-    words = case.command(
+    python, _, *words = case.command(
         config_name or variant or "", seed=seed, steps=steps, device=device, out=out, overrides=overrides
     )
-    return execv(words[0], words)  # the program itself, with its own signals and exit code
+    return execv(python, [python, "-m", "nanproof.cases", *words])  # with its own signals and exit code
 
 
 def _folder(case: Case, out: Path | None, what: str) -> Path:

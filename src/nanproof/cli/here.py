@@ -44,7 +44,9 @@ def look(folder: Path) -> Here:
     with loading():
         import time
 
+        from ..watch.alive import record_of
         from ..watch.runs import Run, runs_below, typed
+        from ..watch.why import OWN_ERROR
 
     began = time.process_time()
     found = runs_below(folder)
@@ -63,11 +65,14 @@ def look(folder: Path) -> Here:
         lines.append(("incidents", _counted(incidents)))
     lines += [("repair", text) for text in state.repairs[:1]]
     if cause is not None:
-        lines.append(("cause", f"{cause['cause']} at {cause['where']} (step {cause['step']:,})"))
+        lines.append(("cause", f"{cause['where']} {cause['why'] or cause['cause']} (step {cause['step']:,})"))
+    elif state.own_error:
+        lines.append(("cause", OWN_ERROR))
     elif not state.healthy and state.kind not in ("stale", "interrupted") and not run.series.empty:
         lines += _suspected(home, until=max(began + PATIENCE, time.process_time() + LEAST))
     lines += _log_words(run)
-    good, words = _checkpoint(folder, own=path, others=[place.home for place in found[1:]])
+    began_at = float(record_of(home)[0].get("started") or 0)
+    good, words = _checkpoint(folder, own=path, others=[place.home for place in found[1:]], began=began_at)
     lines += [("checkpoint", words)] if words else []
     if others := len(found) - 1:
         lines.append(("also", f"{others} older run{'s' if others > 1 else ''}, newest {_shown(found[1].name)}"))
@@ -75,6 +80,8 @@ def look(folder: Path) -> Here:
     command = _next(typed(home), state.kind, trouble=trouble, checkpoint=good)
     if state.bad and run.series.empty:  # it never came to a step: what it printed says why
         command = _again(path) or _first_command(folder)
+    elif state.own_error and not incidents:
+        command = _again(path) or f"nanproof report {typed(home)}"
     return Here(
         run=_shown(path if home == folder else home),
         state=str(state),
@@ -88,11 +95,13 @@ def _again(path: Path) -> str:
     """The command that began a run, to be typed once more."""
     import shlex
 
-    from ..watch.why import command_of
+    from ..watch.why import command_of, torchrun_ranks
 
-    words = command_of(path)
+    words, ranks = command_of(path), torchrun_ranks(path)
     verb = next((i for i, word in enumerate(words) if word in ("run", "smoke")), None)
-    return shlex.join(["nanproof", *words[verb:]]) if verb is not None else ""
+    if verb is None:
+        return ""
+    return shlex.join(["nanproof", words[verb], *(["--nproc", ranks] if ranks else []), *words[verb + 1 :]])
 
 
 def _suspected(path: Path, until: float) -> list[tuple[str, str]]:
@@ -123,7 +132,7 @@ def _suspected(path: Path, until: float) -> list[tuple[str, str]]:
 
 def _next(run: str, kind: str, *, trouble: bool, checkpoint: str) -> str:
     if trouble:
-        return f"nanproof diagnose {run if Path(run).is_dir() else '.'}"  # beside a log lie the code and the config
+        return f"nanproof diagnose {run}"
     if kind in ("running", "empty"):
         return f"nanproof watch {run}"
     if kind in ("interrupted", "stale") and checkpoint:
@@ -158,7 +167,7 @@ def _log_words(run: Run) -> list[tuple[str, str]]:
     return [("log", ", ".join(f"{n:,} {kind}{'s' if n > 1 else ''}" for n, kind in told))] if told else []
 
 
-def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
+def _checkpoint(folder: Path, own: Path, others: list[Path], began: float) -> tuple[str, str]:
     """The run's last healthy checkpoint as one would type it, and what to say about all of them.
 
     Checkpoints may lie anywhere in a project; those in the folder of another run are that run's.
@@ -178,7 +187,8 @@ def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
     from ..checkpoint.scan import scan_checkpoint
     from ..checkpoint.series import order
 
-    ordered = sorted(found, key=lambda c: max((Path(i.path).stat().st_mtime for i in c.items), default=0.0))
+    written = {c.path: max((Path(i.path).stat().st_mtime for i in c.items), default=0.0) for c in found}
+    ordered = sorted(found, key=lambda c: written[c.path])
     left = SCANNED
     for bad, checkpoint in enumerate(reversed(ordered)):
         size = sum(i.size for i in checkpoint.items)
@@ -187,6 +197,8 @@ def _checkpoint(folder: Path, own: Path, others: list[Path]) -> tuple[str, str]:
         left -= size
         report = order([scan_checkpoint(checkpoint, fast=True, jobs=1)], [checkpoint]).reports[0]
         if report.ok:
+            if written[checkpoint.path] < began:  # whose it is cannot be seen
+                return "", f"{_shown(checkpoint.path)} is healthy, but older than this run"
             newer = f"; {bad:,} newer {'is' if bad == 1 else 'are'} not" if bad else ""
             return typed(Path(checkpoint.path)), f"{_shown(checkpoint.path)} is healthy{newer}"
     return "", f"none of {len(found):,} is healthy"

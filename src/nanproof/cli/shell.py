@@ -106,7 +106,8 @@ class Verbs(click.Group):
             import difflib
 
             names = [name.lstrip("-") for name in error.possibilities or ()]  # dashes make all of them alike
-            near = difflib.get_close_matches(error.option_name.lstrip("-"), names)
+            typed = error.option_name.lstrip("-")
+            near = difflib.get_close_matches(typed, names) or [name for name in names if typed.startswith(name)]
             close = " or ".join(f"--{name}" for name in near)
             fail(f"no such option {error.option_name!r}", f"did you mean {close}?" if close else _example(error.ctx))
         except click.UsageError as error:

@@ -26,7 +26,7 @@ class Recorder(Observer):
         self._file = JsonLines(run_dir / "training_log.jsonl") if run_dir is not None else None
         self._lines: list[dict[str, Any]] = []
         self._every = every
-        self._flushed = time.monotonic()
+        self._flushed = -math.inf  # the first step is written at once: it shows that the run trains
 
     def step_ended(self, reading: Reading, verdict: Verdict, action: Action, update: int) -> None:
         self.recent.append(reading)

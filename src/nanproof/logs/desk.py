@@ -306,6 +306,9 @@ class Desk:
             reason = row.get("reason") if row["event"] == "warning" else words  # ours say it in a sentence
             text = reason if isinstance(reason, str) else ", ".join(f"{k} {v}" for k, v in row.items())
             step = row["step"] if isinstance(row.get("step"), int) else None
+            if row["event"] == "exception":  # that ended the script of a guarded run
+                self._tracebacks.end(text.encode("utf-8", "replace"), number, str(row.get("where", "")))
+                return
             self.collector.event(_ACTIONS.get(row["event"], "warning"), text, step=step, line=number)
         elif words is not None and not any(meaning(key).role in _TELLING for key in row):
             self._take_piece(words.encode("utf-8", "replace")[:LINE], number)

@@ -41,7 +41,7 @@ class Tracebacks:
             return True
         error = _ANY.match(line, 0, 300) if self.open else _ERROR.match(line.lstrip(), 0, 300)
         if error is not None:
-            self._end(error["kind"].decode(), line, number)
+            self.end(line, number, self._place)
             return True
         if not self.open:
             return False
@@ -54,10 +54,13 @@ class Tracebacks:
             return False
         return True
 
-    def _end(self, error: str, line: bytes, number: int) -> None:
+    def end(self, line: bytes, number: int, place: str) -> None:
+        """The last line of a traceback, which names the exception."""
+        kind = _ANY.match(line.lstrip(), 0, 300) or _ERROR.match(line.lstrip(), 0, 300)
+        error = kind["kind"].decode() if kind is not None else ""
         found = find(line)
         name, details = (found.name, found.details) if found is not None else ("", {})
-        details = {"error": error, **({"where": self._place} if self._place else {}), **details}
+        details = {"error": error, **({"where": place} if place else {}), **details}
         text, step = line.strip().decode("utf-8", "replace"), details.get("step", "")
         whole = int(step) if step.isdigit() and len(step) < 18 else None
         self._collector.event("exception", text, name=name, line=number, details=details, step=whole)

@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import extract_tb, format_exception_only
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..errors import LockedError
+from ..errors import GuardStop, LockedError
 from ..guard import Guard
 from ..guard.data import DataSource
 from ..guard.external import ExternalLoop, attach
@@ -19,6 +20,9 @@ from ..guard.rundir import RunDir
 from ..launch import rank_and_world
 from .attachment import FirstStep, describe
 from .options import Options
+
+MESSAGE = 500  # characters of an exception that are logged
+OURS = str(Path(__file__).parents[1]) + os.sep
 
 if TYPE_CHECKING:
     from ..integrations.deepspeed import EngineGuard
@@ -118,6 +122,18 @@ class Guards:
                 if isinstance(guard, Guard) and guard.repairs:
                     account["repairs"] = [r.to_json() for r in guard.repairs]
                 self.accounts.append(account)
+
+    def died(self, error: BaseException) -> None:
+        """Log the exception that ends the script."""
+        if isinstance(error, GuardStop) or (isinstance(error, SystemExit) and not isinstance(error.code, str)):
+            return  # the stop is logged already, and a number says nothing
+        lines = "".join(format_exception_only(error)).strip().splitlines()
+        message = lines[-1 if any("Traceback (most recent" in line for line in lines) else 0]  # a worker's own error
+        frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        for record in self._records:
+            for observer in record.run.observers:
+                observer.event(event="exception", message=message[:MESSAGE], where=where)
 
     def accounted(self) -> list[dict[str, Any]]:
         """The accounts of all, those that are still open among them."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import file_text, make_folder, write_atomic
+from ..launch import rank_and_world
 from ..records import to_json
 
 log = logging.getLogger("nanproof")
@@ -33,7 +34,7 @@ _VARIABLES = (
     "DEEPSPEED_",
     "XLA_",
 )
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASS")
+_LEFT_OUT = ("KEY", "TOKEN", "SECRET", "PASS", "TORCHELASTIC_")  # secrets, and what torchrun sets by itself
 _PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft", "datasets")
 
 
@@ -52,10 +53,14 @@ def surroundings() -> dict[str, Any]:
                 names = Counter(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
                 found["devices"] = ", ".join(f"{n} × {name}" for name, n in names.items())
                 found["cuda"] = str(torch.version.cuda)
+    if (world := rank_and_world()[1]) > 1:
+        found["ranks"] = str(world)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        found["launcher"] = "torchrun"
     variables = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLES) and not any(word in name for word in _SECRET)
+        if name.startswith(_VARIABLES) and not any(word in name for word in _LEFT_OUT)
     }
     return {"environment": found, "variables": variables}
 

@@ -435,11 +435,13 @@ class Session(Boundary):
                 self.registry.watch(root)
 
     def died(self, error: BaseException) -> None:
-        """The script ends by an exception: if values that are not finite are behind it, that is an incident."""
-        loop = self._loop
-        if self.here and loop is not None:
-            with self.surviving("looking at the exception that ended the script"):
-                loop.passes.died(error)
+        """The script ends by an exception: it is logged, and an incident if non-finite values are behind it."""
+        if not self.here:
+            return
+        with self.surviving("looking at the exception that ended the script"):
+            if self._loop is not None:
+                self._loop.passes.died(error)
+            self.guards.died(error)
 
     def end(self) -> None:
         """Close every guard; what was found is in ``guards.accounts`` and ``unhooked``."""

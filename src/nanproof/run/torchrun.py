@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import GuardStop, UsageError
 from ..files import file_text
+from ..text import show
 from .command import wait_for
 
 
@@ -16,7 +19,7 @@ def torchrun_command(words: Sequence[str], *, nproc: int, nnodes: int, rendezvou
     """The command line for ``nproc`` processes on each of ``nnodes`` machines; ``words`` come after `nanproof run`.
 
     >>> torchrun_command(["train.py"], nproc=2, nnodes=1, rendezvous=None)[1:]
-    ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', '-m', 'nanproof', 'run', 'train.py']
+    ['-m', 'nanproof.run.torchrun', '--standalone', '--nproc-per-node=2', '-m', 'nanproof', 'run', 'train.py']
     """
     if nnodes > 1 and rendezvous is None:
         raise UsageError(
@@ -28,7 +31,7 @@ def torchrun_command(words: Sequence[str], *, nproc: int, nnodes: int, rendezvou
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        "nanproof.run.torchrun",
         *where,
         f"--nproc-per-node={nproc}",
         "-m",
@@ -45,3 +48,25 @@ def launch(command: Sequence[str], run_dir: Path) -> int:
     written = [p for p in run_dir.glob("run*.json") if p.stat().st_mtime_ns != known.get(p)]
     stopped = any(json.loads(file_text(p)).get("exit_code") == GuardStop.exit_code for p in written)
     return GuardStop.exit_code if code and stopped else code
+
+
+def _main() -> None:
+    """Be torchrun, but end by a signal without a traceback: the ranks have said how they ended."""
+
+    def leave(*_: object) -> None:
+        show("nanproof: interrupted before a step was guarded", err=True)
+        os._exit(128 + signal.SIGINT)
+
+    # no KeyboardInterrupt: while torch is being imported something may catch it; torchrun puts its own handler here
+    signal.signal(signal.SIGINT, leave)
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.run import main
+
+    try:
+        main()
+    except SignalException as ended:
+        sys.exit(128 + ended.sigval)
+
+
+if __name__ == "__main__":
+    _main()

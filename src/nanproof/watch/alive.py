@@ -30,7 +30,7 @@ def signs_of(path: Path, home: Path | None = None) -> Signs:
     if written is None:
         return Signs()
     home = home or path
-    record, recorded = _record(home)
+    record, recorded = record_of(home)
     code = record.get("exit_code")
     held = _lock_is_held(home / ".lock")
     claimed = held is False and record.get("state") == "running"
@@ -75,7 +75,7 @@ def _repairs(home: Path, record: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{r.name} {r.does} since step {r.step:,}: {r.why}" for r in found)
 
 
-def _record(path: Path) -> tuple[dict[str, Any], float]:
+def record_of(path: Path) -> tuple[dict[str, Any], float]:
     """The run.json of a run, and when it was written."""
     record = path / "run.json"
     try:

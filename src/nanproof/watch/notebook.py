@@ -47,6 +47,9 @@ class LiveChart:
     def closed(self) -> None:
         self.draw()
 
+    def _ipython_display_(self) -> None:
+        """Shown already: as the last line of a cell it would print its repr below the chart."""
+
     def draw(self) -> None:
         self._drawn = time.monotonic()
         self._handle.update(_Html(self.html()))

@@ -106,7 +106,10 @@ def _apprise(addresses: Sequence[str]) -> Send:
     services = apprise.Apprise()
     for number, address in enumerate(addresses, 1):
         if not services.add(address):  # the address itself is a secret: only its place is named
-            raise UsageError(f"address {number} in {ALERTS} is none that apprise knows", hint="see apprise's list")
+            raise UsageError(
+                f"address {number} in {ALERTS} is none that apprise knows",
+                hint="give one such as mailto://user:password@example.com, discord://ID/TOKEN",
+            )
 
     def send(run: str, occasion: Occasion, text: str) -> None:
         if not services.notify(title=f"nanproof: {run}", body=text[:1500]):

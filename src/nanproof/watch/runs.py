@@ -111,9 +111,19 @@ class Run:
             incident = _read(folder / name / "incident.json")
             if incident is not None:  # one that is being written is told the next time
                 self._seen.add(name)
-                self._incidents[f"{self.id}i{len(self._incidents)}"] = (folder / name, incident)
+                self._take(folder / name, incident)
         told = [i for i, (path, _) in self._incidents.items() if path.name in names]
         return [short(i, self._incidents[i][1]) for i in told]
+
+    def _take(self, folder: Path, incident: Incident) -> None:
+        """Ranks record the same bad step each; the record of the rank that it came from is told."""
+        step = incident.step if incident.world_size > 1 else None
+        for key, (_, other) in self._incidents.items():
+            if other.step == step and other.rank != incident.rank and other.world_size > 1:
+                if _knows_more(incident, other):
+                    self._incidents[key] = (folder, incident)
+                return
+        self._incidents[f"{self.id}i{len(self._incidents)}"] = (folder, incident)
 
     def incidents(self) -> list[dict[str, Any]]:
         """All incidents that are known, in short."""
@@ -147,6 +157,13 @@ class Run:
         }
 
 
+def _knows_more(one: Incident, other: Incident) -> bool:
+    return (one.location is not None, one.rank == one.verdict.rank) > (
+        other.location is not None,
+        other.rank == other.verdict.rank,
+    )
+
+
 def short(key: str, incident: Incident) -> dict[str, Any]:
     """What a list shows of an incident."""
     place = incident.location
@@ -160,6 +177,7 @@ def short(key: str, incident: Incident) -> dict[str, Any]:
         "action": incident.action.kind,
         "where": where,
         "cause": cause_of(place) if place is not None else "",
+        "why": place.why if place is not None else "",
         "rank": incident.rank,
     }
 
@@ -247,22 +265,20 @@ class Finder:
         self.runs: list[Run] = []
         self._paths = list(paths)
         self._known: set[tuple[Path, str]] = set()
-        self._waiting: set[Path] = set()
+        if not paths:
+            raise UsageError("no run given", hint="nanproof watch runs/a; nanproof alone finds the newest run")
         for path in paths:
-            place = Path(path)
-            if not place.exists():
+            if not Path(path).exists():
                 hint = "give a run folder or a log; nanproof finds the newest one"
                 raise missing(path, hint)
-            if self._add(path):
-                continue
-            begun = place.is_file() or (place / RUN_LOG).exists()
-            if not begun and not wait:
+            if not self._add(path) and not wait:
                 raise UsageError(f"{path} holds no log", hint="give a run folder or a log of a training")
-            self._take(Place(path=place, home=place, name=place.absolute().name))
-            self._waiting |= set() if begun else {place}
-        if not self.runs:
-            raise UsageError("no run given", hint="nanproof watch runs/a; nanproof alone finds the newest run")
         self._again = time.monotonic() + RUNS_EVERY
+
+    @property
+    def waiting(self) -> str:
+        """What is said as long as there is no run."""
+        return "" if self.runs else f"no log yet in {', '.join(self._paths)}: a run that begins there appears by itself"
 
     def more(self) -> list[Run]:
         """Runs that were not there before; the folders are read again only now and then."""
@@ -272,26 +288,19 @@ class Finder:
         for path in self._paths:
             self._add(path)
         spent = time.monotonic() - began
-        self._again = began + max(RUNS_EVERY, 20 * spent)  # a folder may be a whole disk
+        every = RUNS_EVERY if self.runs else RUNS_EVERY / 3
+        self._again = began + max(every, 20 * spent)  # a folder may be a whole disk
         return self.runs[before:]
 
     def _add(self, path: str) -> bool:
         place = Path(path)
-        if not place.is_dir() or (place / RUN_LOG).exists():
-            return False
-        found = runs_below(place)
-        for one in found:
-            if (one.path, one.run) not in self._known:
-                self._take(one)
+        one = not place.is_dir() or (place / RUN_LOG).exists()
+        found = [Place(path=place, home=place, name=place.absolute().name)] if one else runs_below(place)
+        for new in found:
+            if (new.path, new.run) not in self._known:
+                self._known.add((new.path, new.run))
+                self.runs.append(Run(len(self.runs), new.path, new.name, new.run or None, new.home))
         return bool(found)
-
-    def _take(self, place: Place) -> None:
-        self._known.add((place.path, place.run))
-        waited = self._waiting & {place.path, *place.path.parents}
-        if waited:  # the folder was there first, its log came later: the same run
-            self._waiting -= waited
-            return
-        self.runs.append(Run(len(self.runs), place.path, place.name, place.run or None, place.home))
 
 
 def find_runs(paths: Sequence[str]) -> list[Run]:

@@ -27,6 +27,10 @@ Kind = Literal["running", "finished", "died", "stopped", "interrupted", "stale",
 FRESH = 10.0  # seconds in which a log of unknown rhythm gets its next line
 BEATS = 5  # or so many of its usual intervals
 _ANSWERED = ("skip", "rollback", "overflow", "resume", "stop")
+_OWN_ERRORS = (
+    *("KeyError", "AttributeError", "TypeError", "NameError", "UnboundLocalError", "ImportError"),
+    *("ModuleNotFoundError", "FileNotFoundError", "PermissionError", "SyntaxError", "NotImplementedError"),
+)
 _ENDS = ("stop", "exception", "hardware", "finished")
 _SIGNALS = {
     number: words
@@ -73,6 +77,11 @@ class RunState:
     @property
     def healthy(self) -> bool:
         return self.kind in ("running", "finished") and self.since is None
+
+    @property
+    def own_error(self) -> bool:
+        """Whether an error of the script ended it that says nothing about its numbers."""
+        return self.kind == "died" and self.since is None and self.why.partition(":")[0] in _OWN_ERRORS
 
     @property
     def headline(self) -> str:
@@ -176,11 +185,13 @@ def _kind(series: Series, signs: Signs, step: int | None) -> tuple[Kind, str]:
         return "empty", ""
     if signs.ended and not signs.open:
         return "finished", signs.ended
-    if signs.open or (signs.open is None and signs.exit_code is None and _is_fresh(series, signs.quiet)):
+    end = _last_word(series)
+    if signs.open or (
+        signs.open is None and signs.exit_code is None and end is None and _is_fresh(series, signs.quiet)
+    ):
         return "running", "no values yet" if nothing else ""
     if signs.exit_code is not None:
-        return _ended_with(signs.exit_code, series, "before its first step, " if nothing else "")
-    end = _last_word(series)
+        return _ended_with(signs.exit_code, series, " before its first step" if nothing else "")
     if end is not None:
         return _told(end)
     if series.max_steps and step is not None and step + 1 >= series.max_steps:
@@ -210,16 +221,17 @@ def interval(series: Series) -> float:
     return float(np.median(gaps)) if len(gaps) else 0.0
 
 
-def _ended_with(code: int, series: Series, when: str) -> tuple[Kind, str]:
+def _ended_with(code: int, series: Series, before: str) -> tuple[Kind, str]:
     if code == 0:
-        return "finished", "no step was logged" if when else ""
+        return "finished", "no step was logged" if before else ""
     if code == GuardStop.exit_code:
         return "stopped", "the guard ended the run on purpose (exit code 66)"
     if code in _SIGNALS:
-        return "interrupted", f"{when}{_SIGNALS[code]} (exit code {code})"
+        return "interrupted", f"{_SIGNALS[code]}{before} (exit code {code})"
     end = _last_word(series)
-    told = f": {end.text}" if end is not None and end.kind == "exception" else ""
-    return "died", f"{when}exit code {code}{told}"
+    if end is not None and end.kind == "exception":
+        return "died", _told(end)[1]
+    return "died", f"exit code {code}{before}"
 
 
 def _last_word(series: Series) -> Event | None:

@@ -36,12 +36,12 @@ def watch(finder: Finder, *, once: bool = False, hear: Hear | None = None, conso
     """
     console = console or clean_console()
     if once or not console.is_terminal:
-        console.print(frame(_look(finder, hear)[0], console.width))
+        console.print(finder.waiting or frame(_look(finder, hear)[0], console.width), highlight=False)
         return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             glances, answer = _look(finder, hear)
-            live.update(frame(glances, console.width, console.height, answer), refresh=True)
+            live.update(frame(glances, console.width, console.height, answer or finder.waiting), refresh=True)
             until = time.monotonic() + EVERY
             while (left := until - time.monotonic()) > 0:
                 if pressed(left) in ("q", "Q", "\x03"):
@@ -63,12 +63,31 @@ def frame(glances: Sequence[Glance], width: int, height: int | None = None, belo
     """All runs, side by side as far as they fit."""
     across = max(1, min(len(glances), width // NARROWEST))
     body = Table.grid()
-    panels = [panel(g, width // across) for g in glances]
-    for first in range(0, len(panels), across):
-        body.add_row(*panels[first : first + across])
     bad = [Text(f"✗ {_plain(g.name)} {g.state}", style="bold red") for g in glances if g.state.bad and len(glances) > 1]
+    room = (height or 0) - 3 - sum(1 + len(text) // width for text in bad)
+    shown = 0
+    for first in range(0, len(glances), across):
+        row = glances[first : first + across]
+        room -= max(_lines(g, width // across) for g in row)
+        if height and room < 0 and first:
+            break
+        body.add_row(*(panel(g, width // across) for g in row))
+        shown += len(row)
     told = [Text(below, style="yellow")] if below else []
+    if left := len(glances) - shown:
+        told.append(
+            Text(
+                f"and {left} more run{'s' if left > 1 else ''}: a taller window shows {'them' if left > 1 else 'it'}",
+                style="dim",
+            )
+        )
     return Group(*bad, body, *told, Text("q quits", style="dim")) if height else Group(*bad, body)
+
+
+def _lines(g: Glance, width: int) -> int:
+    """About how many lines a panel takes."""
+    texts = [str(g.state), *g.state.repairs, *([g.warning] if g.warning else []), *([" "] if g.counts else [])]
+    return 2 + len(g.curves) + sum(1 + len(t) // (width - 4) for t in texts) + 2 * len(g.incidents)
 
 
 def panel(g: Glance, width: int) -> Panel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,15 @@ from ..diagnosing import Diagnosis, diagnose
 from ..diagnosing.sources.configs import Config, find_configs
 from ..diagnosing.sources.places import find_places
 from ..errors import NanproofError
-from ..files import file_bytes
+from .alive import record_of
 from .runs import typed
 from .state import RunState
 
 _OPTION = re.compile(
     r"(?:--?([A-Za-z][\w.-]*)(?:=(.*))?|\+*([A-Za-z_][\w.]*)=(.*))", re.S
 )  # --lr 1, --lr=1, optim.lr=1
+
+OWN_ERROR = "an error of the script, not of its numbers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ def why(path: Path, state: RunState, incidents: Sequence[Mapping[str, Any]], dia
     """The cause of trouble in a run; nothing for one that is healthy, was ended from outside or never began."""
     if not in_trouble(state, incidents):
         return Why()
+    if state.own_error and not incidents:
+        return Why(cause=OWN_ERROR)
     diagnosis = diagnosis or diagnosed(path)[0]
     located = next((i for i in incidents if i["where"] and i["cause"]), None)
     place = f"{located['cause']} at {located['where']}" if located is not None else ""
@@ -110,11 +113,15 @@ def configs_of(path: Path) -> list[Config]:
 
 def command_of(path: Path) -> list[str]:
     """The command that `nanproof run` recorded."""
-    try:
-        command = json.loads(file_bytes(path / "run.json"))["command"]
-        return [str(word) for word in command]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    command = record_of(path)[0].get("command")
+    return [str(word) for word in command] if isinstance(command, list) else []
+
+
+def torchrun_ranks(path: Path) -> str:
+    """How many ranks torchrun had started; empty when it was not torchrun."""
+    known = record_of(path)[0].get("environment")
+    known = known if isinstance(known, dict) else {}
+    return str(known.get("ranks", "1")) if known.get("launcher") == "torchrun" else ""
 
 
 def script_in(command: Sequence[str]) -> list[str]:

@@ -99,8 +99,8 @@ class Places:
 def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
     """Look below all paths; what is named as a file counts even when its name says nothing.
 
-    From the folder of one run, code and configs are also looked for in the project around it. Of several runs only
-    the newest is read: evidence of two runs proves nothing about either.
+    From the folder of one run, or its log, code and configs are also looked for in the project around it. Of several
+    runs only the newest is read: evidence of two runs proves nothing about either.
     """
     named = [Path(p) for p in paths]
     for path in named:
@@ -118,7 +118,7 @@ def find_places(paths: Sequence[str | os.PathLike[str]]) -> Places:
         word = "run was" if len(left) == 1 else "runs were"
         notes.append(f"{len(left)} other {word} not diagnosed: {', '.join(left[:3])}")
     files = [f for f in files if not any(_within(f, root / name) for name in left)]
-    project = _project(root, files)
+    project = _project(root, files, beside=len(named) == 1 and named[0].is_file())
     project = Path(os.path.relpath(project)) if project is not None and not root.is_absolute() else project
     around = [f for f in _walk([project], depth=3) if not _in_run(f, project)] if project is not None else []
     if project is not None:
@@ -201,13 +201,13 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", name))
 
 
-def _project(root: Path, files: Sequence[Path]) -> Path | None:
-    """The project around the folder of a run that has no code of its own."""
+def _project(root: Path, files: Sequence[Path], *, beside: bool = False) -> Path | None:
+    """The project around the folder of a run that has no code of its own, or ``beside`` a log that was given alone."""
     if any(f.suffix == ".py" for f in files):
         return None
     here = root.absolute()
     inside = False
-    for folder in list(here.parents)[:4]:
+    for folder in [*([here] if beside else []), *here.parents][:4]:
         inside = inside or here.name.lower() in _RUNS or _RUN.fullmatch(here.name.lower()) is not None
         try:
             names = {f.name for f in folder.iterdir()}

@@ -135,7 +135,7 @@ class App {
     byId("find").value = this.find;
     byId("find").addEventListener("input", (event) => { this.find = event.target.value; this.draw(); });
     byId("reset").addEventListener("click", () => this.reset());
-    byId("share").addEventListener("click", () => copy(location.href));
+    byId("share").addEventListener("click", () => copy(location.href, byId("share")));
     byId("theme").addEventListener("click", () => {
       document.documentElement.dataset.theme = this.dark() ? "light" : "dark";
       this.draw();
@@ -292,8 +292,10 @@ class App {
       this.source.points(run.id).then((points) => { run.take(points); run.missing = false; this.draw(); });
     }
     const was = run.state.kind;
-    const known = new Set(run.incidents.map((incident) => incident.id));
-    run.incidents.push(...news.incidents.filter((incident) => !known.has(incident.id)));
+    for (const incident of news.incidents) {
+      const known = run.incidents.findIndex(({ id }) => id === incident.id);
+      run.incidents.splice(known < 0 ? run.incidents.length : known, 1, incident);
+    }
     Object.assign(run, { state: news.state, segments: news.segments });
     if (news.row > run.row) {
       run.row = news.row;
@@ -318,6 +320,7 @@ class App {
     this.opened = incident.id;
     this.link();
     if (!byId("detail").open) byId("detail").showModal();
+    byId("detail").querySelector("h2").focus(); // not the first table that scrolls
     byId("detail").scrollTop = 0;
   }
 }

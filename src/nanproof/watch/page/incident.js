@@ -4,7 +4,7 @@ import { command, dot, make, refresh, table } from "./make.js";
 import { faded, show } from "./series.js";
 import { number } from "./source.js";
 
-const SHOWN = 100;
+const SHOWN = 100, FEW = 6;
 
 export class Incidents {
   constructor({ list, filters, strip }, open) {
@@ -18,7 +18,7 @@ export class Incidents {
     this.offer(all);
     const chosen = all.filter(({ incident }) => this.matches(incident));
     chosen.sort((a, b) => b.incident.step - a.incident.step);
-    refresh(this.list, [chosen.map(({ incident }) => incident.id), all.length, runs.length], () => {
+    refresh(this.list, [chosen.map(({ incident }) => [incident.id, incident.cause]), all.length, runs.length], () => {
       const items = chosen.slice(0, SHOWN).map(({ run, incident }) => this.item(run, incident, runs.length > 1));
       if (!chosen.length) items.push(make("li", all.length ? "none that match" : "none", "quiet"));
       if (chosen.length > SHOWN) items.push(make("li", `and ${show(chosen.length - SHOWN)} more`, "quiet"));
@@ -90,11 +90,13 @@ export class Incidents {
 
 // Cause, evidence, code, tensors, samples, repair: in the order in which one asks.
 export function detail(place, incident, why, name = "") {
-  place.replaceChildren(make("h2", `${name ? `${name}, step` : "Step"} ${heading(incident)}`));
+  const title = make("h2", `${name ? `${name}, step` : "Step"} ${heading(incident)}`);
+  title.tabIndex = -1;
+  place.replaceChildren(title);
   const found = incident.location;
   const answer = `${incident.action.kind}${incident.action.reason ? `: ${incident.action.reason}` : ""}`;
   const rank = incident.world_size > 1 ? ` · rank ${incident.rank} of ${incident.world_size}` : "";
-  place.append(make("p", `${answer} · ${incident.time}${rank}`, "quiet"));
+  place.append(make("p", `${answer} · ${incident.time.replace("T", " ").replace(/\.\d+Z$/, " UTC")}${rank}`, "quiet"));
   section(place, "Cause", cause(found, why));
   section(place, "Evidence", [...(found?.why ? [make("p", found.why)] : []), ...(found?.proof ? [make("p", found.proof, found.verified ? "good" : "quiet")] : []),
     ...(found?.chain?.length ? [make("p", `path: ${found.chain.join(" → ")}`, "quiet")] : []), ...list(why?.evidence), readings(incident.readings ?? [])]);
@@ -102,7 +104,7 @@ export function detail(place, incident, why, name = "") {
   section(place, "Tensors", [tensors([...(found?.inputs ?? []), ...(found?.outputs ?? []), ...(incident.tensors ?? [])]), tensors(incident.taps ?? [], "taps")]);
   section(place, "Samples and notes", list(incident.notes));
   section(place, "Repair", [...(found?.advice ? [make("p", found.advice)] : []), ...(why?.repair ? [make("p", why.repair)] : []),
-    ...[...new Set([incident.command, ...(why?.commands ?? [])])].filter(Boolean).map(command)]);
+    ...[incident.command, ...(why?.commands ?? []).filter((text) => !text.startsWith("nanproof locate "))].map(command)]);
   if (found?.commit) section(place, "Suspect commit", [make("p", found.commit)]);
   section(place, "Environment", Object.keys(incident.environment ?? {}).length ? [make("p", Object.entries(incident.environment).map(([k, v]) => `${k} ${v}`).join(" · "), "quiet")] : []);
 }
@@ -148,12 +150,18 @@ function section(place, title, nodes) {
   if (found.length) place.append(make("h3", title), ...found);
 }
 
+// The first few, and the rest on demand: after a NaN loss every gradient is NaN.
 function tensors(facts, what = "tensor") {
   if (!facts.length) return null;
-  return table([what, "shape", "dtype", "NaN", "+Inf", "−Inf", "finite from", "to", "first bad"], facts.slice(0, 60).map((f) => [
+  const listed = (some) => table([what, "shape", "dtype", "NaN", "+Inf", "−Inf", "finite from", "to", "first bad"], some.map((f) => [
     f.name, `[${f.shape.join(", ")}]`, f.dtype, show(f.nan), show(f.posinf), show(f.neginf), show(number(f.finite_min)),
     show(number(f.finite_max)), f.first_bad ? `[${f.first_bad.join(", ")}]` : "",
   ]));
+  if (facts.length <= FEW + 2) return listed(facts);
+  const box = make("div"), rest = make("details");
+  rest.append(make("summary", `${show(facts.length - FEW)} more`), listed(facts.slice(FEW)));
+  box.append(listed(facts.slice(0, FEW)), rest);
+  return box;
 }
 
 function readings(recent) {

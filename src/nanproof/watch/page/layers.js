@@ -3,7 +3,7 @@
 import { make, refresh } from "./make.js";
 import { show } from "./series.js";
 
-const ROW = 14, LABEL = 190, NAMES = {
+const ROW = 14, NAMES = {
   headroom: "headroom to the dtype's maximum", grad_norm: "gradient norm", weight_norm: "weight norm", update_ratio: "update ratio",
   absmax: "largest output", param: "largest weight",
 };
@@ -64,7 +64,8 @@ export class Layers {
     canvas.addEventListener("pointermove", (event) => {
       const row = rows[Math.floor(event.offsetY / ROW)];
       if (!row) return;
-      const step = min + ((event.offsetX - LABEL) / (canvas.clientWidth - LABEL)) * (max - min);
+      const left = Number(canvas.dataset.left);
+      const step = min + (Math.max(0, event.offsetX - left) / (canvas.clientWidth - left)) * (max - min);
       const hit = row[1].bad.find(([from, to]) => from <= step && step <= to);
       note.textContent = `${row[0]}: ${hit ? "not finite" : show(at(row[1], step))} at ${show(Math.round(step))}`;
     });
@@ -91,17 +92,19 @@ function paint(canvas, note, rows, quantity, min, max) {
   const scaled = (v) => (flat ? v : Math.log10(v));
   const logs = rows.flatMap(([, curve]) => curve.parts.flatMap(([, values]) => values.filter((v) => flat || v > 0).map(scaled)));
   const low = logs.reduce((a, b) => Math.min(a, b), Infinity), high = logs.reduce((a, b) => Math.max(a, b), -Infinity);
-  const x = (step) => LABEL + ((step - min) / (max - min || 1)) * (width - LABEL);
   const look = getComputedStyle(document.body);
   ctx.font = `11px ${look.fontFamily}`;
+  const left = Math.min(0.4 * width, 260, 10 + Math.max(...rows.map(([name]) => ctx.measureText(name).width)));
+  canvas.dataset.left = left;
+  const x = (step) => left + ((step - min) / (max - min || 1)) * (width - left);
   ctx.textBaseline = "middle";
   rows.forEach(([name, curve], i) => {
     const y = i * ROW;
     ctx.fillStyle = look.color;
-    ctx.fillText(clipped(ctx, name), 0, y + ROW / 2);
+    ctx.fillText(clipped(ctx, name, left - 8), 0, y + ROW / 2);
     ctx.save();
     ctx.beginPath();
-    ctx.rect(LABEL, y, width - LABEL, ROW - 1);
+    ctx.rect(left, y, width - left, ROW - 1);
     ctx.clip();
     for (const [steps, values] of curve.parts) {
       steps.forEach((step, k) => {
@@ -115,12 +118,13 @@ function paint(canvas, note, rows, quantity, min, max) {
     ctx.restore();
   });
   const [least, most] = flat ? [`2^${low.toFixed(0)}`, `2^${high.toFixed(0)}`] : [show(10 ** low), show(10 ** high)];
-  note.textContent = Number.isFinite(low) ? `dark ${least} … bright ${most}, logarithmic; red: not finite` : "red: not finite";
+  const range = `steps ${show(Math.round(min))} to ${show(Math.round(max))}`;
+  note.textContent = Number.isFinite(low) ? `${range}; dark ${least} … bright ${most}, logarithmic; red: not finite` : `${range}; red: not finite`;
 }
 
-function clipped(ctx, name) {
+function clipped(ctx, name, room) {
   let text = name;
-  while (text.length > 4 && ctx.measureText(text).width > LABEL - 8) text = `…${text.slice(2)}`;
+  while (text.length > 4 && ctx.measureText(text).width > room) text = `…${text.slice(2)}`;
   return text;
 }
 

@@ -19,16 +19,14 @@ export function command(text) {
   const button = make("button", "copy");
   button.type = "button";
   button.title = `Copy: ${text}`;
-  button.addEventListener("click", async () => {
-    await copy(text);
-    button.textContent = "copied";
-    setTimeout(() => { button.textContent = "copy"; }, 1500);
-  });
+  button.addEventListener("click", () => copy(text, button));
   box.append(make("code", text), button);
   return box;
 }
 
-export async function copy(text) {
+// Copy a text; the button that was pressed says so for a moment.
+export async function copy(text, button) {
+  const label = button.dataset.label ??= button.textContent;
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -39,6 +37,8 @@ export async function copy(text) {
     document.execCommand("copy");
     area.remove();
   }
+  button.textContent = "copied";
+  setTimeout(() => { button.textContent = label; }, 1500);
 }
 
 export function table(heads, rows, name = "") {
