@@ -92,6 +92,8 @@ class Traced(pickle._Unpickler):  # type: ignore[name-defined,misc]
         return Stub(f"{module}.{name}", self.called)
 
     def get_extension(self, code: int) -> None:
+        if code <= 0:  # as Python does
+            raise pickle.UnpicklingError
         self.append(Stub(f"copyreg extension.{code}", self.called))
 
     def persistent_load(self, pid: Any) -> Any:

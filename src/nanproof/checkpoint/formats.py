@@ -38,10 +38,10 @@ def may_be_checkpoint(name: str, head: bytes, size: int) -> bool:
     return known or looks_like_safetensors(head, size)
 
 
-def read_file(source: Source, *, check: bool = True, seen: Calls | None = None) -> Contents:
+def read_file(source: Source, *, check: bool = True, seen: Calls | None = None, later: bool = False) -> Contents:
     """The contents of one file, whatever it is; raises `Flaw` when it is nothing known.
 
-    What its pickles would call is in ``seen``, also if it raises.
+    What its pickles would call is in ``seen``, also if it raises. With ``later``, the caller asks ``confirm``.
     """
     seen = Calls() if seen is None else seen
     if source.size == 0:
@@ -52,7 +52,7 @@ def read_file(source: Source, *, check: bool = True, seen: Calls | None = None) 
     if head[:4] == b"PK\3\4":
         from .torchzip import read_torch_zip
 
-        return read_torch_zip(source, check=check, seen=seen)
+        return read_torch_zip(source, check=check, seen=seen, later=later)
     if head[:4] == b"GGUF":
         from .gguf import read_gguf
 

@@ -320,7 +320,7 @@ def _run(
             weight += 96 + _copied(args)
         elif op in (0x82, 0x83, 0x84):  # EXT1, 2, 4: a name by the number that a program registered it under
             width = {0x82: 1, 0x83: 2, 0x84: 4}[op]
-            push(name("copyreg extension", str(from_bytes(data[at : at + width], "little"))))
+            push(name("copyreg extension", str(from_bytes(data[at : at + width], "little", signed=width == 4))))
             at += width
             weight += 8
         elif op in (0x70, 0x67, 0x49, 0x4C, 0x46, 0x53, 0x56):  # PUT, GET, INT, LONG, FLOAT, STRING, UNICODE

@@ -58,13 +58,16 @@ class PartResult:
     verified: bool = False
 
 
-def open_part(source: Source, part: Part, *, check: bool, seen: Calls | None = None) -> Contents:
-    """The contents of a part, by its own format or by the index of its folder."""
+def open_part(source: Source, part: Part, *, check: bool, seen: Calls | None = None, later: bool = False) -> Contents:
+    """The contents of a part, by its own format or by the index of its folder.
+
+    With ``later``, headers of a remote file may be checked after its bytes were read, by ``confirm``.
+    """
     if part.entries is not None:
         from .dcp import read_distcp
 
         return read_distcp(source, part.entries, check=check, seen=seen)
-    return read_file(source, check=check, seen=seen)
+    return read_file(source, check=check, seen=seen, later=later)
 
 
 def scan_part(
@@ -109,9 +112,17 @@ def _against(source: Source, result: PartResult) -> list[str] | None:
 
 
 def _scan(
-    source: Source, part: Part, result: PartResult, seen: Calls, *, check: bool, jobs: int, progress: Progress | None
+    source: Source,
+    part: Part,
+    result: PartResult,
+    seen: Calls,
+    *,
+    check: bool,
+    jobs: int,
+    progress: Progress | None,
+    later: bool = True,
 ) -> None:
-    contents = open_part(source, part, check=check, seen=seen)
+    contents = open_part(source, part, check=check, seen=seen, later=later)
     if seen.nested or seen.held:
         from .hidden import search
 
@@ -126,6 +137,9 @@ def _scan(
         gatherer.take_tree(contents.tree)
         contents.tree = None  # free it before the tensors are read
     sweeps, failed = sweep_file(source, contents, jobs=jobs, progress=progress)
+    if contents.confirm is not None and not contents.confirm():
+        _scan(source, part, result, seen, check=check, jobs=jobs, progress=None, later=False)
+        return
     result.verified = bool(contents.checksums)
     if failed:
         result.flaw = ("damaged", _failed_words(contents, failed))

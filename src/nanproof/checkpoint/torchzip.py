@@ -20,12 +20,15 @@ MAX_SHARED = 64  # times that tensors may reach over the bytes of a file, beside
 _SMALL = 1 << 16  # members beside the storages: version, byte order, an id
 
 
-def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = None) -> Contents:
-    """The contents of a torch zip; ``check`` verifies the pickle's own checksum before it is looked at."""
+def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = None, later: bool = False) -> Contents:
+    """The contents of a torch zip; ``check`` verifies the pickle's own checksum before it is looked at.
+
+    With ``later``, headers of a remote file come along with the bytes behind them, and the caller asks ``confirm``.
+    """
     from .hidden import refuse_rest
 
     seen = Calls() if seen is None else seen
-    archive = Archive(source)
+    archive = Archive(source, later=later)
     pickles = [n for n in archive.names() if n.lower().endswith("data.pkl") and re.fullmatch("(?:[^/]+/)?.{8}", n)]
     if not pickles:
         raise unreadable("is a zip file without data.pkl, so torch did not write it")
@@ -44,7 +47,13 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
     loaded = load_whole(data, seen=seen)
     del data
     refuse_rest(source, at + loaded.end, at + size, seen, "data.pkl ")
-    contents = Contents(format="torch zip", tensors=[], tree=loaded.value, patchable={"data.pkl": at})
+    contents = Contents(
+        format="torch zip",
+        tensors=[],
+        tree=loaded.value,
+        patchable={"data.pkl": at},
+        confirm=archive.confirm if archive.later else None,
+    )
     used = {pickles[0]}
 
     def locate(storage: Storage) -> tuple[int, int]:
