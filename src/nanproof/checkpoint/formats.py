@@ -9,22 +9,12 @@ from .source import Source, read
 
 EXTENSIONS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".pickle", ".distcp", ".tar")
 # Files that lie beside checkpoints and are not held against them; but some can execute what they hold when loaded.
-BESIDE = (
-    ".joblib",
-    ".dill",
-    ".npy",
-    ".npz",
-    ".zip",
-    ".7z",
-    ".h5",
-    ".hdf5",
-    ".keras",
-    ".pb",
-    ".dat",
-    ".data",
-    ".nemo",
-    ".mar",
+BESIDE = tuple(
+    f".{w}"
+    for w in ["joblib", "dill", "npy", "npz", "zip", "7z", "h5", "hdf5", "keras", "pb", "dat", "data", "nemo", "mar"]
 )
+# How files begin that hold pickles under any name: pickles, archives, compressed streams.
+HOLDERS = (b"\x80", b"PK", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"\x93NUMPY", b"]\0\0")
 
 
 def looks_like_safetensors(head: bytes, size: int) -> bool:

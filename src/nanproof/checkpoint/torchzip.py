@@ -17,6 +17,7 @@ from .source import Source, read
 from .tree import walk
 
 MAX_SHARED = 64  # times that tensors may reach over the bytes of a file, beside the first GB
+MAX_VERSION = 10
 _SMALL = 1 << 16  # members beside the storages: version, byte order, an id
 
 
@@ -44,6 +45,7 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
     if check and crc32(data) != crc:
         raise damaged("data.pkl fails its checksum")
     _check_byte_order(source, archive, prefix)
+    _check_version(source, archive, prefix)
     loaded = load_whole(data, seen=seen)
     del data
     refuse_rest(source, at + loaded.end, at + size, seen, "data.pkl ")
@@ -87,6 +89,17 @@ def _search_rest(source: Source, archive: Archive, used: set[str], seen: Calls) 
             if size > MAX_PICKLE:
                 raise refused(f"{name[:80]} is a pickle of {size >> 20} MB that no tensor needs")
             search(read(source, at, size), seen, f"{name[:80]}: ")
+
+
+def _check_version(source: Source, archive: Archive, prefix: str) -> None:
+    """torch reads versions 1 to 10, and nothing without one."""
+    name = next((n for n in (f"{prefix}.data/version", f"{prefix}version") if n in archive), None)
+    if name is None:
+        raise damaged("has no version of the format, without which torch does not read it")
+    at, size, _ = archive.place(name)
+    version = re.match(rb"\s*\+?(\d{1,9})(?!\d)", read(source, at, min(size, 64)))
+    if version is None or not 1 <= int(version[1]) <= MAX_VERSION:
+        raise unreadable("has a version of the format that torch does not read")
 
 
 def _check_byte_order(source: Source, archive: Archive, prefix: str) -> None:
