@@ -202,7 +202,9 @@ def test_a_view_of_more_elements_than_can_be_counted_is_damaged(tmp_path: Path) 
         report = scan(path)
         assert report.health == "damaged"
         assert "more elements" in report.reasons[0]
-    path.write_bytes(_zip([("archive/data.pkl", _storage_pickle(1, (2**40,), (0,))), ("archive/data/0", bytes(4))]))
+    path.write_bytes(
+        _zip([("archive/data.pkl", _storage_pickle(1, (2**40,), (0,))), ("archive/data/0", bytes(4)), VERSION])
+    )
     report = scan(path)
     assert report.health == "suspect"
     assert "1,099,511,627,776 elements over 4 bytes" in report.reasons[0]

@@ -45,7 +45,6 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
     if check and crc32(data) != crc:
         raise damaged("data.pkl fails its checksum")
     _check_byte_order(source, archive, prefix)
-    _check_version(source, archive, prefix)
     loaded = load_whole(data, seen=seen)
     del data
     refuse_rest(source, at + loaded.end, at + size, seen, "data.pkl ")
@@ -68,6 +67,7 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
 
     collect(contents, loaded.value, locate, source.size)
     _search_rest(source, archive, used, seen)
+    _check_version(source, archive, prefix)
     for name in archive.names() if check else ():
         start, size, crc = archive.place(name)
         if name.startswith(f"{prefix}data/") or size > _SMALL:
