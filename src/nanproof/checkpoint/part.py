@@ -16,7 +16,7 @@ from .formats import read_file
 from .report import TensorReport
 from .roles import last, role_of
 from .settings import Gatherer
-from .source import Source, read
+from .source import RemoteFile, Source, read
 from .suspicion import suspicion
 from .sweep import Progress, share, sweep_file
 
@@ -80,6 +80,8 @@ def scan_part(
     try:
         source = store.open(part.path)
         result.size = source.size
+        if isinstance(source, RemoteFile):
+            source.ahead = jobs - 2  # with the two ends, as many requests at once as later
         _scan(source, part, result, seen, check=check, jobs=jobs, progress=progress)
     except Flaw as flaw:
         result.flaw = (flaw.health, flaw.why)

@@ -94,6 +94,7 @@ WAIT = 0.2  # seconds before the second try; each later one waits twice as long
 SMALL = 4 << 20  # a file up to this size comes in one request
 EDGE = 1 << 18  # of a larger one, the beginning and the end: pickle, headers and directory are there, in small pieces
 TOGETHER = 64  # small ranges that are asked for at the same time
+BLOCK = 1 << 21  # what is read ahead of a large file at a time
 BESIDE = 4096  # a small range that begins this close in front of a large one comes along with it
 
 
@@ -110,6 +111,8 @@ class RemoteFile:
         self._lock = threading.Lock()
         self._kept: list[tuple[int, bytes]] = []  # by offset; other threads may read it while one inserts
         self._wanted: list[tuple[int, int]] = []
+        self.ahead = 0
+        """How many blocks behind its beginning to ask for together with it, where all will be read."""
         self._begun = False
 
     def read_into(self, view: memoryview, offset: int) -> None:
@@ -130,6 +133,10 @@ class RemoteFile:
         known = self.known(offset, size)
         if known is not None:
             return known
+        start = self._piece(offset)
+        if start is not None and self.ahead:  # read ahead in part
+            half = start[0] + len(start[1])
+            return start[1][offset - start[0] :] + bytes(self._get(half, offset + size - half))
         end = offset + size
         before = bisect_left(self._wanted, (offset,)) - 1
         first = self._wanted[before][0] if before >= 0 and offset - self._wanted[before][0] <= BESIDE else offset
@@ -147,16 +154,21 @@ class RemoteFile:
         name = self.name.lower()
         if name.endswith(".distcp"):
             return []
-        head = (0, EDGE)
-        return [head] if name.endswith((".safetensors", ".gguf")) else [head, (self.size - EDGE, EDGE)]
+        last = self.size - EDGE
+        blocks = range(EDGE, min(last, EDGE + self.ahead * BLOCK), BLOCK)
+        found = [(0, EDGE), *((at, min(BLOCK, last - at)) for at in blocks)]
+        return found if name.endswith((".safetensors", ".gguf")) else [*found, (last, EDGE)]
 
     def known(self, offset: int, size: int) -> bytes | None:
         """Bytes that are here already."""
+        start, data = self._piece(offset) or (offset, b"")
+        return data[offset - start : offset - start + size] if offset + size <= start + len(data) else None
+
+    def _piece(self, offset: int) -> tuple[int, bytes] | None:
+        """What is kept around an offset."""
         i = bisect_right(self._kept, offset, key=itemgetter(0))
-        if not i:
-            return None
-        start, data = self._kept[i - 1]
-        return data[offset - start : offset - start + size] if start <= offset <= start + len(data) - size else None
+        start, data = self._kept[i - 1] if i else (offset, b"")
+        return (start, data) if start <= offset < start + len(data) else None
 
     def _keep(self, offset: int, data: bytes) -> None:
         insort(self._kept, (offset, data), key=itemgetter(0))
