@@ -38,7 +38,7 @@ def report(megabytes: int = 128, latency: float = 0.03, shards: int = 200, round
     """The table: one large file with and without checksums, and a checkpoint of many small ones."""
     with _server(latency) as (direct, way):
         found = _measure(direct, way, megabytes, rounds)
-        many = _shards(direct, way, shards)
+        many = _shards(direct, way, shards, rounds)
     size, raw, whole, fast = found
     far = f"{size / 1e6:.0f} MB, {latency * 1000:.0f} ms for each request"
     rows = [
@@ -108,7 +108,7 @@ def _measure(direct: int, way: int, megabytes: int, rounds: int) -> tuple[int, f
     return size, min(raw), min(whole), min(fast)
 
 
-def _shards(direct: int, way: int, count: int) -> float:
+def _shards(direct: int, way: int, count: int, rounds: int) -> float:
     """A checkpoint of many files, as a part of fetching them whole, as many at a time."""
     import torch
 
@@ -126,7 +126,7 @@ def _shards(direct: int, way: int, count: int) -> float:
     files["bench/big/pytorch_model.bin.index.json"] = json.dumps({"weight_map": index}).encode()
     near.pipe(files)
     raw, whole = [], []
-    for _ in range(2):
+    for _ in range(rounds):
         raw.append(_timed(lambda: _whole(far, list(files), REMOTE_PARTS)))
         whole.append(_timed(lambda: _healthy(scan("s3://bench/big"))))
     return min(raw) / min(whole)

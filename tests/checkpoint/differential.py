@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from fuzz.mutate import mutated
+from nanproof.checkpoint.flaws import Flaw
 from nanproof.checkpoint.source import Memory
 from nanproof.checkpoint.weights_only import UNSURE, reasons
 
@@ -189,7 +190,11 @@ def compare(count: int, seed: int) -> Tally:
     stream = changed(files, seed)
     for i in range(count + len(files)):
         name, data = list(files.items())[i] if i < len(files) else next(stream)
-        against, said = reasons(Memory(data)), _torch_says(data)
+        try:
+            against = reasons(Memory(data))
+        except Flaw as flaw:  # a zip that is damaged
+            against = [flaw.why]
+        said = _torch_says(data)
         accepted, refused = accepted + (not said), refused + bool(said)
         if against and against[0].endswith(UNSURE):
             unsure.append(against[0])

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,108 @@ def test_scanning_does_not_import_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'transformers', 'zipfile', 'safetensors'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "step_0.pt")], check=True)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """The ranges asked for of files below ``memory://far``."""
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    ranges: list[tuple[int, int]] = []
+    original = type(memory).cat_file
+
+    def cat_file(self: Any, path: str, start: Any = None, end: Any = None, **words: Any) -> bytes:
+        ranges.append((start, end))
+        return bytes(original(self, path, start=start, end=end, **words))
+
+    monkeypatch.setattr(type(memory), "cat_file", cat_file)
+    yield ranges
+    memory.rm("/far", recursive=True)
+
+
+def far(path: Path) -> str:
+    """The address of a copy of a file or folder in memory."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for file in [path] if path.is_file() else path.iterdir():
+        memory.pipe(f"/far/{file.relative_to(path.parent)}", file.read_bytes())
+    return f"memory://far/{path.name}"
+
+
+def large(path: Path, bad: int = -1) -> list[tuple[int, int, bytes]]:
+    """A torch zip above the size that comes whole; where its members' headers stand, and its bytes."""
+    import zipfile
+
+    state = {f"layers.{i}.weight": torch.randn(1000, 300 + i) for i in range(12)}
+    if bad >= 0:
+        state[f"layers.{bad}.weight"][3, 4] = float("nan")
+    torch.save(state, path)
+    with zipfile.ZipFile(path) as archive:
+        return [(i.header_offset, i.file_size, i.filename.encode()) for i in archive.infolist()]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_headers_come_along_with_what_they_stand_in_front_of(tmp_path: Path, asked: list[Any], fast: bool) -> None:
+    large(tmp_path / "model.pt", bad=7)
+    report = scan(far(tmp_path / "model.pt"), fast=fast)
+    assert (report.health, [t.name for t in report if t.bad]) == ("corrupt", ["layers.7.weight"])
+    sizes = [end - start for start, end in asked]
+    assert sizes.count(1 << 18) == 2  # the beginning and the end
+    assert len(sizes) <= 2 + 12 + 2  # a range for each tensor, and two closer looks at the bad one
+    alone = scan(tmp_path / "model.pt", fast=fast)
+    assert (alone.reasons, alone.tensors) == (report.reasons, report.tensors)
+
+
+def test_a_header_that_lies_is_found_after_its_bytes_were_read(tmp_path: Path, asked: list[Any]) -> None:
+    path = tmp_path / "model.pt"
+    for at, change in ((4, b"\1"), (14, b"\1\2\3\4"), (26, b"\7"), (30, b"A"), (18, b"\1\0\0\0")):
+        headers = large(path)
+        data = bytearray(path.read_bytes())
+        data[headers[6][0] + at : headers[6][0] + at + len(change)] = change
+        path.write_bytes(data)
+        near, away = scan(path), scan(far(path))
+        assert (near.health, near.reasons) == (away.health, away.reasons), at
+        assert (near.health == "healthy") == (at == 4)  # the version that is needed to read it says nothing
+
+
+@pytest.mark.parametrize("gap", [64, 100, 4096])
+def test_members_that_are_not_where_torch_puts_them_are_found_all_the_same(
+    tmp_path: Path, asked: list[Any], gap: int
+) -> None:
+    """Bytes between two members move where the first one's seem to begin, and a NaN into or out of what is read."""
+    path = tmp_path / "model.pt"
+    headers = large(path, bad=5)
+    data = path.read_bytes()
+    cut = headers[9][0]
+    data = bytearray(data[:cut] + bytes(gap) + data[cut:])
+    at = len(data) - 22
+    start = int.from_bytes(data[at + 16 : at + 20], "little") + gap
+    data[at + 16 : at + 20] = start.to_bytes(4, "little")
+    wide = data.rindex(b"PK\6\6")
+    data[wide + 48 : wide + 56] = start.to_bytes(8, "little")
+    locator = data.rindex(b"PK\6\7")
+    data[locator + 8 : locator + 16] = wide.to_bytes(8, "little")
+    for i, (header, _, name) in enumerate(headers):
+        if header >= cut:
+            entry = data.index(b"PK\1\2", start)
+            while data[entry + 46 : entry + 46 + len(name)] != name:
+                entry = data.index(b"PK\1\2", entry + 4)
+            data[entry + 42 : entry + 46] = (header + gap).to_bytes(4, "little")
+            assert i >= 9
+    path.write_bytes(data)
+    near, away = scan(path), scan(far(path))
+    assert near.health == "corrupt"
+    assert (near.reasons, near.tensors) == (away.reasons, away.tensors)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_sharded_checkpoint_far_away_costs_few_ranges(tmp_path: Path, asked: list[Any]) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    state: dict[str, Any] = {f"layers.{i}.weight": torch.randn(600, 600) for i in range(20)}
+    state["layers.3.weight"][5, 5] = float("inf")
+    dcp.save(state | {"step": 7, "small": torch.ones(3)}, checkpoint_id=tmp_path / "dcp")
+    report = scan(far(tmp_path / "dcp"))
+    assert (report.health, [t.name for t in report if t.bad]) == ("corrupt", ["layers.3.weight"])
+    assert len(asked) <= 2 * 22 + 4

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from checkpoint.attacks import MARK, RUN, SPACE, members, split, text, weights, zipped
-from nanproof.checkpoint import scan
+from nanproof.checkpoint import scan, scan_series
 from nanproof.checkpoint.machine import load_whole
 
 FUNCTION = f"c{split(RUN)[0]}\nrun\n".encode()
@@ -356,3 +356,106 @@ def test_tensors_that_reach_over_the_same_bytes_too_often_are_refused(tmp_path: 
     assert report.health == "refused"
     assert "reach over more than 1 GB, the file has 1 MB" in report.reasons[0]
     assert scan(tmp_path / "tied.pt").health == "healthy"
+
+
+PAIR = b"2\x86"  # of the value on the stack with itself
+
+
+def more() -> Iterator[tuple[str, str, bytes]]:
+    """Calls with arguments that no checkpoint passes, keys whose hash takes for ever, tensors without numbers."""
+    for full in (
+        "transformers.training_args.TrainingArguments",
+        "accelerate.state.PartialState",
+        "torch.distributed.device_mesh.DeviceMesh",
+        "torch.distributed.tensor.DTensor",
+        "trl.trainer.sft_config.SFTConfig",
+        "numpy.random._mt19937.MT19937",
+    ):
+        yield full, full, called(full, text("x"))
+    twice = b"N\x85" + 60 * PAIR
+    yield "text of a graph", "builtins.str", called("builtins.str", b"N\x85" + 60 * PAIR)
+    yield "digits", "builtins.int", called("builtins.int", text("9" * 5_000))
+    yield "key", "refers to its parts", b"}" + twice + b"Ns"
+    yield "set", "refers to its parts", b"\x8f(" + twice + b"\x90"
+    yield "frozenset", "refers to its parts", b"(" + twice + b"\x91"
+    yield "set by a call", "refers to its parts", called("builtins.set", b"](" + twice + b"e")
+    yield "deep key", "in one another", b"}N" + 200 * b"\x85" + b"Ns"
+    meta = called(
+        "torch._utils._rebuild_meta_tensor_no_storage", name("torch.float32"), b"K\4\x85", b"K\1\x85", b"\x89"
+    )
+    yield "meta tensor", "x is a tensor that cannot be read", meta
+    for key in ("betas", "weight_decay"):
+        value = b"(" + NAN + NAN + b"t" if key == "betas" else NAN
+        group = b"](" + pairs(lr=b"G?PbM\xd2\xf1\xa9\xfc", **{key: value}) + b"e"
+        yield key, f"{key} is", pairs(param_groups=group)
+
+
+@pytest.mark.parametrize(("trick", "word", "code"), [pytest.param(*t, id=t[0]) for t in more()])
+def test_what_no_checkpoint_needs_is_named(tmp_path: Path, trick: str, word: str, code: bytes) -> None:
+    health, reasons = _found(file(code, **STORED), tmp_path / "model.pt")
+    assert health != "healthy"
+    assert any(word in words for words in reasons), reasons
+
+
+@pytest.mark.parametrize("version", [None, b"99\n", b"0\n", b"three\n", b""])
+def test_a_version_that_torch_does_not_read_is_not_healthy(tmp_path: Path, version: bytes | None) -> None:
+    parts = {n: data for n, data in members(weights()).items() if n not in ("version", ".data/version")}
+    (tmp_path / "model.pt").write_bytes(zipped(parts if version is None else parts | {"version": version}))
+    with pytest.raises(RuntimeError):
+        torch.load(tmp_path / "model.pt")
+    assert scan(tmp_path / "model.pt").health != "healthy"
+
+
+@pytest.mark.parametrize("state", [{"w": torch.empty(0, 4), "step": torch.tensor(1.0)}, {"w": torch.empty(0)}])
+def test_empty_tensors_and_single_numbers_are_not_healthy(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    torch.save(state, tmp_path / "model.pt")
+    assert scan(tmp_path / "model.pt").health == "suspect"
+
+
+@pytest.mark.parametrize("file_name", ["a.pkl.gz", "a.bz2", "a.th", "a.sav", "a.model", "a", "a.json"])
+def test_a_dangerous_file_is_found_under_any_name(tmp_path: Path, file_name: str) -> None:
+    import bz2
+    import gzip
+
+    torch.save(weights(), tmp_path / "model.pt")
+    data = b"\x80\x02" + called(RUN, text(MARK)) + b"."
+    pack = {"gz": gzip.compress, "bz2": bz2.compress}.get(file_name.rpartition(".")[2], lambda data: data)
+    (tmp_path / file_name).write_bytes(pack(data))
+    (tmp_path / "notes.md").write_text("nothing")
+    found = {r.name: r.health for r in scan_series(tmp_path)}
+    assert set(found) == {"model.pt", file_name}
+    assert found[file_name] != "healthy"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'"__metadata__":{"a":1},',
+        b'"__metadata__":{"a":{"b":"c"}},',
+        b'"__metadata__":{"a":NaN},',
+        b'"__metadata__":{"a":"\\ud800"},',
+        b'"\\ud800":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},',
+    ],
+)
+def test_headers_that_safetensors_refuses_are_damaged(tmp_path: Path, head: bytes) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    header = b"{" + head + b'"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    data = len(header).to_bytes(8, "little") + header + GOOD4
+    with pytest.raises(SafetensorError):
+        load(data)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    assert scan(tmp_path / "model.safetensors").health == "damaged"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "health"),
+    [(6, struct.pack("<f", float("nan")), "corrupt"), (4, struct.pack("<I", 3), "damaged")],
+)
+def test_numbers_in_the_head_of_gguf(tmp_path: Path, kind: int, value: bytes, health: str) -> None:
+    key = b"llama.rope.freq_base" if kind == 6 else b"general.alignment"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value
+    head += struct.pack("<Q", 1) + b"w" + struct.pack("<IQIQ", 1, 4, 0, 0)
+    (tmp_path / "model.gguf").write_bytes(head + bytes(-len(head) % 32) + GOOD4)
+    assert scan(tmp_path / "model.gguf").health == health

@@ -189,17 +189,22 @@ def test_the_detailed_look_counts_exactly(tmp_path: Path) -> None:
     assert (facts.finite_min, facts.finite_max) == (finite.min().item(), finite.max().item())
 
 
+VERSION = ("archive/version", b"3\n")
+
+
 def test_a_view_of_more_elements_than_can_be_counted_is_damaged(tmp_path: Path) -> None:
     from checkpoint.corpus import _storage_pickle, _zip
 
     for shape, stride in (((2**31 - 1,) * 3, (0, 0, 0)), ((0, 2**61, 2**61), (1, 1, 1)), ((2**61, 4), (0, 1))):
-        data = _zip([("archive/data.pkl", _storage_pickle(16, shape, stride)), ("archive/data/0", bytes(64))])
+        data = _zip([("archive/data.pkl", _storage_pickle(16, shape, stride)), ("archive/data/0", bytes(64)), VERSION])
         path = tmp_path / "huge.pt"
         path.write_bytes(data)
         report = scan(path)
         assert report.health == "damaged"
         assert "more elements" in report.reasons[0]
-    path.write_bytes(_zip([("archive/data.pkl", _storage_pickle(1, (2**40,), (0,))), ("archive/data/0", bytes(4))]))
+    path.write_bytes(
+        _zip([("archive/data.pkl", _storage_pickle(1, (2**40,), (0,))), ("archive/data/0", bytes(4)), VERSION])
+    )
     report = scan(path)
     assert report.health == "suspect"
     assert "1,099,511,627,776 elements over 4 bytes" in report.reasons[0]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import struct
 from array import array
+from contextlib import suppress
+from itertools import pairwise
 
-from .flaws import damaged, refused
+from .flaws import Flaw, damaged, refused
 from .source import RemoteFile, Source, read
 
 MAX_DIRECTORY = 32 << 20
@@ -25,14 +27,15 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 class Archive:
     """The members of a zip file: where the bytes of each stand, how many, and their checksum."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, later: bool = False) -> None:
         self.source = source
         self._index: dict[str, int] = {}  # in small letters: torch does not tell Data.pkl from data.pkl
         self._names: list[str] = []
         self._at, self._size, self._crc = array("Q"), array("Q"), array("I")
-        self._central, self._local = array("Q"), array("Q")
+        self._central, self._local, self._flags = array("Q"), array("Q"), array("H")
+        self.later = array("Q")  # members whose headers are checked after their bytes
         start, size, count = _find_directory(source)
-        self._parse(read(source, start, size), start, count)
+        self._parse(read(source, start, size), start, count, later)
         self._check_overlap(start)
 
     def __contains__(self, name: str) -> bool:
@@ -55,10 +58,8 @@ class Archive:
             places.append(behind + 4)
         return places
 
-    def _parse(self, data: bytes, start: int, count: int) -> None:
-        at = 0
-        if isinstance(self.source, RemoteFile):
-            self.source.prefetch(_headers(data, count))
+    def _parse(self, data: bytes, start: int, count: int, later: bool) -> None:
+        at, following = 0, _ask_for_headers(self.source, data, start, count, later)
         for _ in range(count):
             if at + _CENTRAL.size > len(data):
                 raise damaged("the zip directory ends early")
@@ -78,18 +79,30 @@ class Archive:
                 raise damaged(f"member {name[:80]} has two sizes, {packed:,} and {size:,}")
             if name in self:
                 raise refused(f"member {name[:80]} is there twice")
-            self._index[name.lower()] = len(self._at)
+            self._index[name.lower()] = i = len(self._at)
             self._names.append(name)
             self._central.append(start + at)
             self._local.append(header)
-            self._at.append(self._data_offset(name, raw, header, size, crc, flags))
             self._size.append(size)
             self._crc.append(crc)
+            self._flags.append(flags)
+            place = _foretell(following.get(header), header + _LOCAL.size + n, size, flags)
+            if place is not None:
+                self.later.append(i)
+            self._at.append(self._data_offset(i, raw) if place is None else place)
             at += 46 + n + m + k
         if at != len(data):
             raise damaged("the zip directory has more in it than it says")
 
-    def _data_offset(self, name: str, raw: bytes, header: int, size: int, crc: int, flags: int) -> int:
+    def confirm(self) -> bool:
+        """Whether the members are where they were thought to be; reads the headers that did not come along."""
+        where = [(self._local[i], _LOCAL.size + len(self._names[i].encode())) for i in self.later]
+        if isinstance(self.source, RemoteFile):
+            self.source.prefetch(where)
+        return all(self._data_offset(i, self._names[i].encode()) == self._at[i] for i in self.later)
+
+    def _data_offset(self, i: int, raw: bytes) -> int:
+        name, header, size, crc, flags = self._names[i], self._local[i], self._size[i], self._crc[i], self._flags[i]
         local = read(self.source, header, _LOCAL.size + len(raw))
         mark, _, _, method, _, _, local_crc, local_packed, local_size, n, m = _LOCAL.unpack_from(local)
         if mark != b"PK\3\4" or method != 0 or n != len(raw) or local[_LOCAL.size :] != raw:
@@ -119,16 +132,40 @@ class Archive:
 def _headers(data: bytes, count: int) -> list[tuple[int, int]]:
     """Where the headers in front of the members should be; what is wrong with the directory is said later."""
     found, at = [], 0
-    for _ in range(count):
-        if at + _CENTRAL.size > len(data):
-            break
-        fields = _CENTRAL.unpack_from(data, at)
-        n, m, k, header = fields[10], fields[11], fields[12], fields[16]
-        if header == 0xFFFFFFFF:
-            break
-        found.append((header, _LOCAL.size + n))
-        at += _CENTRAL.size + n + m + k
+    with suppress(Flaw, struct.error):
+        for _ in range(count):
+            fields = _CENTRAL.unpack_from(data, at)
+            packed, size, n, m, k, header = *fields[8:13], fields[16]
+            _, _, header = _wide(data[at + 46 + n : at + 46 + n + m], packed, size, header)
+            found.append((header, _LOCAL.size + n))
+            at += _CENTRAL.size + n + m + k
     return found
+
+
+def _ask_for_headers(source: Source, data: bytes, end: int, count: int, later: bool) -> dict[int, int]:
+    """Of a file far away, get all headers at once; or have them come with the bytes.
+
+    In that case returned is where the next member begins, by the place of each header that is not here.
+    """
+    if not isinstance(source, RemoteFile):
+        return {}
+    headers = _headers(data, count)
+    if not later:
+        source.prefetch(headers)
+        return {}
+    missing = [h for h in headers if source.known(*h) is None]
+    source.bring(missing)
+    following = dict(pairwise([*sorted(at for at, _ in headers), end]))
+    return {at: following[at] for at, _ in missing}
+
+
+def _foretell(following: int | None, header: int, size: int, flags: int) -> int | None:
+    """Where a member's bytes begin if the next one follows without a gap and it is aligned as torch aligns them."""
+    for behind in (16, 24) if flags & 0x8 else (0,):  # sizes and CRC that follow the data
+        at = (following or 0) - behind - size
+        if not at % 64 and 0 <= at - header < 1 << 16:
+            return at
+    return None
 
 
 def _member_name(raw: bytes) -> str:
@@ -165,7 +202,9 @@ def _find_directory(source: Source) -> tuple[int, int, int]:
     """Start, size and number of entries of the central directory."""
     if source.size < _END.size:
         raise damaged("is too short for a zip file")
-    tail_at = max(0, source.size - _END.size - 0xFFFF)
+    last = read(source, source.size - _END.size, _END.size)
+    # what follows the directory is looked for only where something does: a round trip for a file far away
+    tail_at = source.size - _END.size if last.rfind(b"PK\5\6") == 0 else max(0, source.size - _END.size - 0xFFFF)
     tail = read(source, tail_at, source.size - tail_at)
     found = tail.rfind(b"PK\5\6")
     if found < 0 or found + _END.size > len(tail):

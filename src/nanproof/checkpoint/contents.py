@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -171,6 +171,8 @@ class Contents:
     """Tensors that are there but cannot be read; a file that has any is not healthy."""
     patchable: Mapping[str, int] = field(default_factory=dict)
     """For repair: where things stand that a patched copy must also change."""
+    confirm: Callable[[], bool] | None = None
+    """Whether everything stands where it was thought to, asked once its bytes were read; None where that is known."""
 
 
 def byte_size(dtype: str, numel: int) -> int:

@@ -17,7 +17,7 @@ from .formats import looks_like_safetensors
 from .inert import Inert
 from .machine import MAX_PICKLE, load_whole
 from .safetensors import read_safetensors
-from .source import Source, Window, read
+from .source import BESIDE, TOGETHER, RemoteFile, Source, Window, read
 from .torchzip import read_torch_zip
 
 
@@ -119,8 +119,12 @@ def _entry(key: Any, info: Any, chunks: dict[str, Any]) -> tuple[Entry, str]:
 def read_distcp(source: Source, entries: list[Entry], *, check: bool = True, seen: Calls | None = None) -> Contents:
     """The tensors of one ``.distcp`` file; the trees of its small objects are kept by name."""
     contents = Contents(format="DCP", tensors=[], tree={})
+    entries = sorted(entries, key=lambda e: e.at)
     last = 0
-    for entry in sorted(entries, key=lambda e: e.at):
+    for i, entry in enumerate(entries):
+        if isinstance(source, RemoteFile) and not i % TOGETHER:
+            source.forget()
+            source.prefetch(_ends(entries[i : i + TOGETHER]))
         if entry.at < last:
             raise damaged(f"{entry.name[:80]}: shares its bytes with another entry")
         last = entry.at + entry.length
@@ -137,6 +141,18 @@ def read_distcp(source: Source, entries: list[Entry], *, check: bool = True, see
         if entry.sizes is None:
             contents.tree[entry.name] = inner.tree
     return contents
+
+
+def _ends(entries: list[Entry]) -> list[tuple[int, int]]:
+    """The ranges around which entries begin and end: all that is read of them but their numbers."""
+    found: list[tuple[int, int]] = []
+    for entry in entries:
+        end = entry.at + entry.length
+        for at, stop in (entry.at, min(entry.at + BESIDE, end)), (max(end - BESIDE, entry.at), end):
+            if found and at <= sum(found[-1]):
+                at, stop = found[-1][0], max(stop, sum(found.pop()))
+            found.append((at, stop - at))
+    return found
 
 
 def _read_blob(window: Window, check: bool, seen: Calls | None) -> Contents:

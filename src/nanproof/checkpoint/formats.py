@@ -9,22 +9,12 @@ from .source import Source, read
 
 EXTENSIONS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".pkl", ".pickle", ".distcp", ".tar")
 # Files that lie beside checkpoints and are not held against them; but some can execute what they hold when loaded.
-BESIDE = (
-    ".joblib",
-    ".dill",
-    ".npy",
-    ".npz",
-    ".zip",
-    ".7z",
-    ".h5",
-    ".hdf5",
-    ".keras",
-    ".pb",
-    ".dat",
-    ".data",
-    ".nemo",
-    ".mar",
+BESIDE = tuple(
+    f".{w}"
+    for w in ["joblib", "dill", "npy", "npz", "zip", "7z", "h5", "hdf5", "keras", "pb", "dat", "data", "nemo", "mar"]
 )
+# How files begin that hold pickles under any name: pickles, archives, compressed streams.
+HOLDERS = (b"\x80", b"PK", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"\x93NUMPY", b"]\0\0")
 
 
 def looks_like_safetensors(head: bytes, size: int) -> bool:
@@ -38,10 +28,10 @@ def may_be_checkpoint(name: str, head: bytes, size: int) -> bool:
     return known or looks_like_safetensors(head, size)
 
 
-def read_file(source: Source, *, check: bool = True, seen: Calls | None = None) -> Contents:
+def read_file(source: Source, *, check: bool = True, seen: Calls | None = None, later: bool = False) -> Contents:
     """The contents of one file, whatever it is; raises `Flaw` when it is nothing known.
 
-    What its pickles would call is in ``seen``, also if it raises.
+    What its pickles would call is in ``seen``, also if it raises. With ``later``, the caller asks ``confirm``.
     """
     seen = Calls() if seen is None else seen
     if source.size == 0:
@@ -52,7 +42,7 @@ def read_file(source: Source, *, check: bool = True, seen: Calls | None = None) 
     if head[:4] == b"PK\3\4":
         from .torchzip import read_torch_zip
 
-        return read_torch_zip(source, check=check, seen=seen)
+        return read_torch_zip(source, check=check, seen=seen, later=later)
     if head[:4] == b"GGUF":
         from .gguf import read_gguf
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -79,11 +80,15 @@ def read_gguf(source: Source) -> Contents:
     tensors, pairs = cursor.number("<Q"), cursor.number("<Q")
     if tensors > MAX_TENSORS or pairs > 1_000_000:
         raise refused(f"claims {tensors:,} tensors and {pairs:,} keys")
-    alignment = 32
+    alignment, odd = 32, []  # numbers of the head that are NaN or infinite
     for _ in range(pairs):
         key, value = cursor.text(), _value(cursor)
-        if key == "general.alignment" and isinstance(value, int) and 0 < value <= 1 << 20:
+        if key == "general.alignment" and isinstance(value, int):
             alignment = value
+            if alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
+                raise damaged(f"its tensors are aligned to {alignment:,} bytes, which is no power of two")
+        if isinstance(value, float) and not math.isfinite(value):
+            odd.append(Stored(name=key, dtype="float64", shape=(), start=0, nbytes=8, inline=struct.pack("<d", value)))
     contents = Contents(format="GGUF", tensors=[])
     seen: set[str] = set()
     for _ in range(tensors):
@@ -98,6 +103,7 @@ def read_gguf(source: Source) -> Contents:
         if stored.start + stored.nbytes > source.size:
             raise damaged(f"{stored.name}: ends beyond the file")
     _check_overlap(contents.tensors)
+    contents.tensors += odd
     return contents
 
 

@@ -80,8 +80,11 @@ def search_file(source: Source, seen: Calls) -> None:
         search(read(source, 0, min(source.size, MAX_SEARCH)), seen, run=not seen.ran)
 
 
-def holds_danger(store: Store, path: str) -> bool:
-    """Whether the first megabyte of a file that is no checkpoint names something known to be dangerous."""
+def holds_danger(store: Store, path: str, *, begins: tuple[bytes, ...] | None = None) -> bool:
+    """Whether the first megabyte of a file that is no checkpoint names something known to be dangerous.
+
+    With ``begins``, only if it begins in one of these ways.
+    """
     seen = Calls()
     try:
         source = store.open(path)
@@ -89,6 +92,8 @@ def holds_danger(store: Store, path: str) -> bool:
         return False
     try:
         head = read(source, 0, min(source.size, 1 << 10))
+        if begins is not None and not head.startswith(begins):
+            return False
         if head[:6] != b"\x93NUMPY" or b"|O" in head:  # arrays of numbers hold nothing else
             search(read(source, 0, min(source.size, 1 << 20)), seen)
     except (Flaw, MemoryError):

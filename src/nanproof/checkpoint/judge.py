@@ -44,8 +44,12 @@ def judge(
     tensors = tuple(t for result in results for t in result.tensors)
     reasons += [("corrupt", words) for words in _corrupt(tensors, settings)]
     suspicions = [words for result in results for words in result.suspicions] + _disagreements(settings)
-    if not reasons and not any(t.state != "not applicable" and math.prod(t.shape) for t in tensors):
+    floats = [t for t in tensors if t.state != "not applicable"]
+    empty = [t for t in floats if not math.prod(t.shape)]
+    if not reasons and len(empty) == len(floats):
         suspicions.append(f"holds {len(tensors):,} tensors and no floating-point number to judge it by")
+    elif empty and not any(math.prod(t.shape) > 1 for t in floats):
+        suspicions.append(f"{len(empty):,} of {len(floats):,} tensors are empty, the others single numbers")
     reasons += [("suspect", words) for words in suspicions]
     health = worst([h for h, _ in reasons] or ["healthy"])
     notes += _notes(tensors)
@@ -95,9 +99,9 @@ def _corrupt(tensors: tuple[TensorReport, ...], settings: Settings) -> list[str]
         reasons.append(f"{len(found):,}{of} {plural} {_words(found)}{shown}")
     if bad and "parameter" not in bad and total["parameter"]:
         reasons[-1] += ", parameters finite"
-    for name in ("lr", "last_lr", "base_lr", "eps", "scale"):
+    for name in ("lr", "last_lr", "base_lr", "eps", "betas", "weight_decay", "scale"):
         value = getattr(settings, name)
-        if value is not None and not math.isfinite(value):
+        if value is not None and not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
             reasons.append(f"{name} is {value}")
     return reasons
 

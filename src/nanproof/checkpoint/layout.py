@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .flaws import Flaw
-from .formats import BESIDE, EXTENSIONS
-from .store import Item, Store, resolve
+from .formats import BESIDE, EXTENSIONS, HOLDERS
+from .store import Item, Local, Store, resolve
 
 MAX_FILES = 100_000
 MAX_DEPTH = 8
@@ -126,11 +126,12 @@ def is_part(store: Store, item: Item) -> bool:
     name = item.name.rpartition("/")[2].lower()
     if name.endswith(EXTENSIONS) and not name.startswith(_NOT_TENSORS):
         return True
-    if not name.endswith((*EXTENSIONS, *BESIDE)):
+    named = name.endswith((*EXTENSIONS, *BESIDE))
+    if not named and not isinstance(store, Local):  # a look at each would be a round trip
         return False
     from .hidden import holds_danger
 
-    return holds_danger(store, item.path)
+    return holds_danger(store, item.path, begins=None if named else HOLDERS)
 
 
 def _whole(store: Store, path: str, name: str, items: list[Item]) -> Checkpoint:

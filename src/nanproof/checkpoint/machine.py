@@ -23,7 +23,7 @@ from .calls import Calls
 from .flaws import Flaw, damaged, refused
 from .inert import Global, Located, Ordered, Storage, TensorRef
 from .opcodes import NAMES, NeedMore, Survey, survey, survey_cut
-from .rebuild import build, extend, fill, reduce
+from .rebuild import build, check_hash, extend, fill, reduce
 
 MAX_PICKLE = 32 << 20
 MAX_DIGITS = 600
@@ -224,6 +224,8 @@ def _run(
         elif op == 0x65 or op == 0x90:  # APPENDS, ADDITEMS
             flat, stack = stack, marks.pop()
             push = stack.append
+            if op == 0x90:
+                check_hash(flat)
             extend(stack[-1], flat, seen)
             weight -= 64
         elif op == 0x61:  # APPEND
@@ -292,6 +294,8 @@ def _run(
             flat, stack = stack, marks.pop()
             push = stack.append
             push({} if op == 0x64 else flat)
+            if op == 0x91:
+                check_hash(flat)
             if op == 0x64:
                 fill(stack[-1], flat, seen)
                 weight += 50 * len(flat)
@@ -320,7 +324,7 @@ def _run(
             weight += 96 + _copied(args)
         elif op in (0x82, 0x83, 0x84):  # EXT1, 2, 4: a name by the number that a program registered it under
             width = {0x82: 1, 0x83: 2, 0x84: 4}[op]
-            push(name("copyreg extension", str(from_bytes(data[at : at + width], "little"))))
+            push(name("copyreg extension", str(from_bytes(data[at : at + width], "little", signed=width == 4))))
             at += width
             weight += 8
         elif op in (0x70, 0x67, 0x49, 0x4C, 0x46, 0x53, 0x56):  # PUT, GET, INT, LONG, FLOAT, STRING, UNICODE

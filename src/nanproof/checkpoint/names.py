@@ -193,6 +193,11 @@ for _why, _names in _NEEDED.items():
 BARE = frozenset(
     [n for n in WEIGHTS_ONLY if n.endswith(("Tensor", "Storage"))]
     + ["numpy.ndarray", "torch.amp.grad_scaler.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler"]
+    + ["accelerate.state.PartialState", "torch.distributed.device_mesh.DeviceMesh", "torch.distributed.tensor.DTensor"]
+    + ["transformers.training_args.TrainingArguments", "numpy.random.bit_generator.SeedSequence"]
+    + ["transformers.training_args_seq2seq.Seq2SeqTrainingArguments"]
+    + [n for n in ORDINARY if n.startswith("trl.trainer.") and n.endswith("Config")]
+    + [n for n in ORDINARY if n.startswith(("numpy.random._", "deepspeed.runtime.fp16.")) and "_pickle" not in n]
     + [n for n in ORDINARY if n.startswith(("torch.nn.modules.", "torch.optim.")) and not n.endswith("_SchedulePhase")]
 )
 

@@ -16,7 +16,7 @@ from .formats import read_file
 from .report import TensorReport
 from .roles import last, role_of
 from .settings import Gatherer
-from .source import Source, read
+from .source import RemoteFile, Source, read
 from .suspicion import suspicion
 from .sweep import Progress, share, sweep_file
 
@@ -58,13 +58,16 @@ class PartResult:
     verified: bool = False
 
 
-def open_part(source: Source, part: Part, *, check: bool, seen: Calls | None = None) -> Contents:
-    """The contents of a part, by its own format or by the index of its folder."""
+def open_part(source: Source, part: Part, *, check: bool, seen: Calls | None = None, later: bool = False) -> Contents:
+    """The contents of a part, by its own format or by the index of its folder.
+
+    With ``later``, headers of a remote file may be checked after its bytes were read, by ``confirm``.
+    """
     if part.entries is not None:
         from .dcp import read_distcp
 
         return read_distcp(source, part.entries, check=check, seen=seen)
-    return read_file(source, check=check, seen=seen)
+    return read_file(source, check=check, seen=seen, later=later)
 
 
 def scan_part(
@@ -77,6 +80,8 @@ def scan_part(
     try:
         source = store.open(part.path)
         result.size = source.size
+        if isinstance(source, RemoteFile):
+            source.ahead = jobs - 2  # with the two ends, as many requests at once as later
         _scan(source, part, result, seen, check=check, jobs=jobs, progress=progress)
     except Flaw as flaw:
         result.flaw = (flaw.health, flaw.why)
@@ -109,9 +114,17 @@ def _against(source: Source, result: PartResult) -> list[str] | None:
 
 
 def _scan(
-    source: Source, part: Part, result: PartResult, seen: Calls, *, check: bool, jobs: int, progress: Progress | None
+    source: Source,
+    part: Part,
+    result: PartResult,
+    seen: Calls,
+    *,
+    check: bool,
+    jobs: int,
+    progress: Progress | None,
+    later: bool = True,
 ) -> None:
-    contents = open_part(source, part, check=check, seen=seen)
+    contents = open_part(source, part, check=check, seen=seen, later=later)
     if seen.nested or seen.held:
         from .hidden import search
 
@@ -126,6 +139,9 @@ def _scan(
         gatherer.take_tree(contents.tree)
         contents.tree = None  # free it before the tensors are read
     sweeps, failed = sweep_file(source, contents, jobs=jobs, progress=progress)
+    if contents.confirm is not None and not contents.confirm():
+        _scan(source, part, result, seen, check=check, jobs=jobs, progress=None, later=False)
+        return
     result.verified = bool(contents.checksums)
     if failed:
         result.flaw = ("damaged", _failed_words(contents, failed))

@@ -14,7 +14,7 @@ from typing import Any
 from ..floats import find_format
 from .calls import Calls
 from .contents import dtype_name
-from .flaws import damaged
+from .flaws import damaged, refused
 from .inert import ArrayRef, Global, Inert, Ordered, Storage, TensorRef, sizes, tensor
 from .names import BARE, WEIGHTS_ONLY
 
@@ -28,6 +28,19 @@ _SUBCLASSES = re.compile(
     r"(pytorch_)?lightning.*\.AttributeDict"
 )  # of a dictionary; all that take items and are not it
 _LISTS = ("collections.deque", "builtins.list", "__builtin__.list")
+
+
+_NUMBERS = frozenset(
+    [f"builtins.{kind}" for kind in ("bool", "complex", "int", "str")]
+    + [f"__builtin__.{kind}" for kind in ("complex", "int", "long", "str", "unicode")]
+)
+
+
+def _is_plain(value: Any) -> bool:
+    """A number or a short text."""
+    if isinstance(value, int):
+        return value.bit_length() <= 64
+    return value is None or isinstance(value, float) or (isinstance(value, str | bytes) and len(value) <= 4_000)
 
 
 def reduce(function: Any, args: Any, seen: Calls) -> Any:
@@ -73,6 +86,8 @@ def _rebuilt(function: Global, args: tuple[Any, ...], seen: Calls) -> Any:
                 raise ValueError
             found.dtype = args[6].name
             return found
+        case "torch._utils._rebuild_meta_tensor_no_storage":
+            return TensorRef(None, 0, sizes(args[1]), None)  # without any numbers
         case "torch._utils._rebuild_qtensor":
             found = tensor(*args[:4])
             found.quantizer = tuple(map(_scale, args[4]))
@@ -93,6 +108,8 @@ def _rebuilt(function: Global, args: tuple[Any, ...], seen: Calls) -> Any:
             return Inert(args[0], args[2:])
         case "_codecs.encode" if type(args[0]) is str and args[1:] == ("latin1",):
             return seen.hold(args[0].encode("latin1"))
+        case _ if name in _NUMBERS and not all(map(_is_plain, args)):
+            seen.call(function, args, why=_UNUSUAL)  # a text or a hash of what holds itself many times takes for ever
         case "builtins.float" | "__builtin__.float" if args and type(args[0]) in (str, float):
             return float(args[0][:100] if type(args[0]) is str else args[0])
         case "numpy.core.numeric._frombuffer" | "numpy._core.numeric._frombuffer" if isinstance(args[0], bytes):
@@ -150,6 +167,8 @@ def _listed(function: Global, args: tuple[Any, ...], seen: Calls) -> Any:
     if type(args[0]) not in (list, tuple):
         seen.call(function, args, why=_UNUSUAL)
         return Inert(function, args)
+    if function.name in ("set", "frozenset"):
+        check_hash(list(args[0]))
     if function.name == "deque":
         return None
     return tuple(args[0]) if function.name in ("tuple", "Size") else list(args[0])
@@ -228,6 +247,8 @@ def extend(target: Any, items: list[Any], seen: Calls) -> None:
     target.extend(items)
 
 
+MAX_HASHED = 100
+MAX_PARTS = 1_000_000
 _COLLIDING = 1 << 60  # larger integers can be chosen to have one hash, and then each is compared with all before it
 
 
@@ -239,7 +260,25 @@ def _key(value: Any) -> Any:
         return value
     if type(value) is tuple and len(value) < 10 and all(v is None or type(v) is str or _is_small(v) for v in value):
         return value
+    check_hash([value])
     return Inert(None, value)
+
+
+def check_hash(values: list[Any]) -> None:
+    """Raise for tuples whose hash takes for ever: one that holds another twice, and so on, is looked at 2^n times."""
+    known: dict[int, int] = {}
+
+    def cost(value: Any, depth: int) -> int:
+        if type(value) is not tuple:
+            return 1
+        if id(value) not in known:
+            if depth > MAX_HASHED:
+                raise refused(f"the pickle has a key of more than {MAX_HASHED} tuples in one another")
+            known[id(value)] = 1 + sum(cost(v, depth + 1) for v in value)
+        return known[id(value)]
+
+    if any(cost(v, 0) > MAX_PARTS for v in values):
+        raise refused(f"the pickle has a key that refers to its parts more than {MAX_PARTS:,} times")
 
 
 def _is_small(value: Any) -> bool:

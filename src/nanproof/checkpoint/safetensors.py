@@ -168,8 +168,10 @@ def _skip_metadata(header: bytes, at: int) -> int:
     end = header.find(b"}", at, at + MAX_METADATA)
     while end >= 0:
         try:
-            if isinstance(json.loads(header[at : end + 1]), dict):
+            found = json.loads(header[at : end + 1], object_pairs_hook=list)
+            if isinstance(found, list) and all(type(v) is str and f"{k}{v}".encode() for k, v in found):
                 return end + 1
+            break
         except (ValueError, RecursionError):
             if header.count(b"}", at, end) > 50:
                 break
@@ -180,6 +182,7 @@ def _skip_metadata(header: bytes, at: int) -> int:
 def _text(raw: bytes) -> str:
     try:
         text = json.loads(b'"' + raw + b'"') if b"\\" in raw else raw.decode()
+        text.encode()  # halves of a character are no text
     except (ValueError, UnicodeDecodeError):
         raise damaged("its header has a name that is no text") from None
-    return str(text).encode("utf-8", "replace").decode()
+    return str(text)

@@ -12,6 +12,8 @@ import re
 import stat
 import threading
 import time
+from bisect import bisect_left, bisect_right, insort
+from operator import itemgetter
 from typing import Any, Protocol
 
 from .flaws import damaged, unreadable
@@ -92,34 +94,84 @@ WAIT = 0.2  # seconds before the second try; each later one waits twice as long
 SMALL = 4 << 20  # a file up to this size comes in one request
 EDGE = 1 << 18  # of a larger one, the beginning and the end: pickle, headers and directory are there, in small pieces
 TOGETHER = 64  # small ranges that are asked for at the same time
+BLOCK = 1 << 21  # what is read ahead of a large file at a time
+BESIDE = 4096  # a small range that begins this close in front of a large one comes along with it
 
 
 class RemoteFile:
-    """A file behind an fsspec URL, read by ranges; one that fails is asked for again, from where it broke off."""
+    """A file behind an fsspec URL, read by ranges; one that fails is asked for again, from where it broke off.
+
+    A round trip takes as long as some megabytes, so small ranges come together, or along with a large one beside them,
+    and are kept.
+    """
 
     def __init__(self, filesystem: Any, path: str, size: int) -> None:
         self._filesystem, self._path = filesystem, path
         self.name, self.size = path, size
-        self._fetched: dict[tuple[int, int], bytes] = {}
         self._lock = threading.Lock()
-        self._edges: dict[int, bytes] = {}
+        self._kept: list[tuple[int, bytes]] = []  # by offset; other threads may read it while one inserts
+        self._wanted: list[tuple[int, int]] = []
+        self.ahead = 0
+        """How many blocks behind its beginning to ask for together with it, where all will be read."""
+        self._begun = False
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        view[:] = self.take(offset, len(view))
+        view[:] = self._get(offset, len(view))
 
     def take(self, offset: int, size: int) -> bytes:
-        known = self._fetched.pop((offset, size), None)
+        return bytes(self._get(offset, size))
+
+    def _get(self, offset: int, size: int) -> memoryview | bytes:
+        if not self._begun:
+            with self._lock:
+                if not self._begun:
+                    self.prefetch(self._edges())
+                    for missing in self._edges():
+                        if self.known(*missing) is None:
+                            self._keep(missing[0], self._fetch(*missing))
+                    self._begun = True
+        known = self.known(offset, size)
         if known is not None:
             return known
-        for start, end in ((0, self.size),) if self.size <= SMALL else ((0, EDGE), (self.size - EDGE, self.size)):
-            if start <= offset and offset + size <= end:
+        start = self._piece(offset)
+        if start is not None and self.ahead:  # read ahead in part
+            half = start[0] + len(start[1])
+            return start[1][offset - start[0] :] + bytes(self._get(half, offset + size - half))
+        end = offset + size
+        before = bisect_left(self._wanted, (offset,)) - 1
+        first = self._wanted[before][0] if before >= 0 and offset - self._wanted[before][0] <= BESIDE else offset
+        data = self._fetch(first, end - first)
+        for at, length in self._wanted[bisect_left(self._wanted, (first,)) : bisect_left(self._wanted, (end,))]:
+            if at + length <= end:
                 with self._lock:
-                    if start not in self._edges:
-                        self._edges |= self._both_edges()
-                    if start not in self._edges:
-                        self._edges[start] = self._fetch(start, end - start)
-                return self._edges[start][offset - start : offset - start + size]
-        return self._fetch(offset, size)
+                    self._keep(at, data[at - first : at - first + length])
+        return memoryview(data)[offset - first :]
+
+    def _edges(self) -> list[tuple[int, int]]:
+        """What is needed first: the beginning and, of a zip file, the end; of a DCP file, what its index says."""
+        if self.size <= SMALL:
+            return [(0, self.size)]
+        name = self.name.lower()
+        if name.endswith(".distcp"):
+            return []
+        last = self.size - EDGE
+        blocks = range(EDGE, min(last, EDGE + self.ahead * BLOCK), BLOCK)
+        found = [(0, EDGE), *((at, min(BLOCK, last - at)) for at in blocks)]
+        return found if name.endswith((".safetensors", ".gguf")) else [*found, (last, EDGE)]
+
+    def known(self, offset: int, size: int) -> bytes | None:
+        """Bytes that are here already."""
+        start, data = self._piece(offset) or (offset, b"")
+        return data[offset - start : offset - start + size] if offset + size <= start + len(data) else None
+
+    def _piece(self, offset: int) -> tuple[int, bytes] | None:
+        """What is kept around an offset."""
+        i = bisect_right(self._kept, offset, key=itemgetter(0))
+        start, data = self._kept[i - 1] if i else (offset, b"")
+        return (start, data) if start <= offset < start + len(data) else None
+
+    def _keep(self, offset: int, data: bytes) -> None:
+        insort(self._kept, (offset, data), key=itemgetter(0))
 
     def _fetch(self, offset: int, size: int) -> bytes:
         data, tries = b"", 0
@@ -139,30 +191,29 @@ class RemoteFile:
         return data
 
     def prefetch(self, ranges: list[tuple[int, int]]) -> None:
-        """Ask for many small ranges at once; a round trip for each would take as long as reading the file."""
-        ranges = [] if self.size <= SMALL else [r for r in ranges if r[0] + r[1] > EDGE and r[0] < self.size - EDGE]
+        """Ask for many small ranges at once; what does not come will be asked for by itself, and say what is wrong."""
+        ranges = [r for r in ranges if self.known(*r) is None] if self.size > SMALL else []
         for i in range(0, len(ranges), TOGETHER):
-            self._fetched |= self._at_once(ranges[i : i + TOGETHER])
+            some = ranges[i : i + TOGETHER]
+            starts, ends = [at for at, _ in some], [at + size for at, size in some]
+            try:
+                found = self._filesystem.cat_ranges([self._path] * len(some), starts, ends, on_error="return")
+            except Exception:
+                return
+            for (at, size), data in zip(some, found, strict=True):
+                if isinstance(data, bytes) and len(data) == size:
+                    self._keep(at, data)
 
-    def _at_once(self, ranges: list[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
-        """Those of the ranges that came whole; the others will be asked for by themselves, and say what is wrong."""
-        starts, ends = [at for at, _ in ranges], [at + size for at, size in ranges]
-        try:
-            found = self._filesystem.cat_ranges([self._path] * len(ranges), starts, ends, on_error="return")
-        except Exception:
-            return {}
-        pairs = zip(ranges, found, strict=True)
-        return {r: data for r, data in pairs if isinstance(data, bytes) and len(data) == r[1]}
+    def bring(self, ranges: list[tuple[int, int]]) -> None:
+        """Small ranges to keep when something right behind or around them is read."""
+        self._wanted = sorted(ranges)
 
-    def _both_edges(self) -> dict[int, bytes]:
-        """Whoever needs the beginning of a large file mostly needs its end: one round trip for both."""
-        if self.size <= SMALL or self._edges:
-            return {}
-        return {at: data for (at, _), data in self._at_once([(0, EDGE), (self.size - EDGE, EDGE)]).items()}
+    def forget(self) -> None:
+        """Keep no bytes of a large file any longer."""
+        self._kept = [] if self.size > SMALL else self._kept
 
     def close(self) -> None:
-        self._fetched.clear()
-        self._edges.clear()
+        self._kept = []
 
 
 def is_final(error: Exception) -> bool:

@@ -72,6 +72,8 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self._sizes: dict[str, int] = {}  # as they were listed: to ask again would cost a round trip for each file
+        self._listed: dict[str, list[Item]] = {}
+        self._web = url.startswith("http")
         try:
             import fsspec
         except ImportError:
@@ -89,6 +91,13 @@ class Remote:
             return "file"
         try:
             with suppress(FileNotFoundError):
+                # a name without a suffix is mostly a folder's, and its list is needed next; a web page has none
+                if (
+                    not self._web
+                    and "." not in path.rpartition("/")[2]
+                    and any(i.path != path for i in self._ask(path))
+                ):
+                    return "folder"
                 found = self.filesystem.info(path)
                 if found["type"] == "file":
                     self._sizes[path] = int(found["size"])
@@ -107,22 +116,26 @@ class Remote:
         hint = "check the address, the endpoint and the credentials, then run it again"
         return UsageError(f"{path} cannot be reached: {network_words(error)}", hint=hint)
 
+    def _ask(self, path: str) -> list[Item]:
+        if path not in self._listed:
+            items = [
+                Item(
+                    name=str(e["name"]).rstrip("/").rpartition("/")[2],
+                    path=str(e["name"]),
+                    folder=e["type"] == "directory",
+                    size=int(e.get("size") or 0),
+                )
+                for e in self.filesystem.ls(path, detail=True)
+            ]
+            self._sizes |= {i.path: i.size for i in items if not i.folder}
+            self._listed[path] = sorted(items, key=lambda i: i.name)
+        return self._listed[path]
+
     def list(self, path: str) -> list[Item]:
         try:
-            found = self.filesystem.ls(path, detail=True)
+            return self._ask(path)
         except Exception as error:  # every store has errors of its own
             raise unreadable(f"cannot be listed: {network_words(error)}") from None
-        items = [
-            Item(
-                name=str(e["name"]).rstrip("/").rpartition("/")[2],
-                path=str(e["name"]),
-                folder=e["type"] == "directory",
-                size=int(e.get("size") or 0),
-            )
-            for e in found
-        ]
-        self._sizes |= {i.path: i.size for i in items if not i.folder}
-        return sorted(items, key=lambda i: i.name)
 
     def open(self, path: str) -> Source:
         try:

@@ -407,7 +407,9 @@ def _rebuild_qtensor(
         raise TypeError("a quantized tensor has a storage of another kind")
     if any(n < 0 for n in _integers(size)):
         raise ValueError("a quantized tensor has a negative size")
+    grows, storage.grows = storage.grows, False  # a quantized tensor does not make it larger, as others do
     made = _set(storage, offset, size, stride)
+    storage.grows = grows
     _require(requires_grad, made.dtype)
     return made
 

@@ -17,15 +17,19 @@ from .source import Source, read
 from .tree import walk
 
 MAX_SHARED = 64  # times that tensors may reach over the bytes of a file, beside the first GB
+MAX_VERSION = 10
 _SMALL = 1 << 16  # members beside the storages: version, byte order, an id
 
 
-def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = None) -> Contents:
-    """The contents of a torch zip; ``check`` verifies the pickle's own checksum before it is looked at."""
+def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = None, later: bool = False) -> Contents:
+    """The contents of a torch zip; ``check`` verifies the pickle's own checksum before it is looked at.
+
+    With ``later``, headers of a remote file come along with the bytes behind them, and the caller asks ``confirm``.
+    """
     from .hidden import refuse_rest
 
     seen = Calls() if seen is None else seen
-    archive = Archive(source)
+    archive = Archive(source, later=later)
     pickles = [n for n in archive.names() if n.lower().endswith("data.pkl") and re.fullmatch("(?:[^/]+/)?.{8}", n)]
     if not pickles:
         raise unreadable("is a zip file without data.pkl, so torch did not write it")
@@ -44,7 +48,13 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
     loaded = load_whole(data, seen=seen)
     del data
     refuse_rest(source, at + loaded.end, at + size, seen, "data.pkl ")
-    contents = Contents(format="torch zip", tensors=[], tree=loaded.value, patchable={"data.pkl": at})
+    contents = Contents(
+        format="torch zip",
+        tensors=[],
+        tree=loaded.value,
+        patchable={"data.pkl": at},
+        confirm=archive.confirm if archive.later else None,
+    )
     used = {pickles[0]}
 
     def locate(storage: Storage) -> tuple[int, int]:
@@ -57,6 +67,7 @@ def read_torch_zip(source: Source, *, check: bool = True, seen: Calls | None = N
 
     collect(contents, loaded.value, locate, source.size)
     _search_rest(source, archive, used, seen)
+    _check_version(source, archive, prefix)
     for name in archive.names() if check else ():
         start, size, crc = archive.place(name)
         if name.startswith(f"{prefix}data/") or size > _SMALL:
@@ -78,6 +89,17 @@ def _search_rest(source: Source, archive: Archive, used: set[str], seen: Calls) 
             if size > MAX_PICKLE:
                 raise refused(f"{name[:80]} is a pickle of {size >> 20} MB that no tensor needs")
             search(read(source, at, size), seen, f"{name[:80]}: ")
+
+
+def _check_version(source: Source, archive: Archive, prefix: str) -> None:
+    """torch reads versions 1 to 10, and nothing without one."""
+    name = next((n for n in (f"{prefix}.data/version", f"{prefix}version") if n in archive), None)
+    if name is None:
+        raise damaged("has no version of the format, without which torch does not read it")
+    at, size, _ = archive.place(name)
+    version = re.match(rb"\s*\+?(\d{1,9})(?!\d)", read(source, at, min(size, 64)))
+    if version is None or not 1 <= int(version[1]) <= MAX_VERSION:
+        raise unreadable("has a version of the format that torch does not read")
 
 
 def _check_byte_order(source: Source, archive: Archive, prefix: str) -> None:
