@@ -75,6 +75,8 @@ class Moment:
 
     when: str
     what: str
+    broke: bool = False
+    """Whether something stopped being finite there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,11 @@ class _Page:
             yield from self._wrap(f"{'In force' if not i else '':<10}{row.setting:<10} {row.value}{clash}", 21)
 
     def story(self) -> Iterator[str]:
-        moments, later = self._d.timeline[:MOMENTS], self._d.timeline[MOMENTS:]
+        timeline = self._d.timeline
+        breaks = [m for m in timeline if m.broke][:1]
+        first = [m for m in timeline[:MOMENTS] if m not in breaks][: MOMENTS - len(breaks)]
+        moments = [m for m in timeline if m in first or m in breaks]
+        later = [m for m in timeline if m not in moments]
         warned = [m for m in later if m.what.startswith("early warning")]  # the log had it before the run broke
         for i, moment in enumerate((*moments, *(later if self._full else warned[:1]))):
             head = "Log" if not i else ""

@@ -85,10 +85,10 @@ class Program:
         if spec is not None and spec.submodule_search_locations is not None:
             name = f"{name}.__main__"
             spec = importlib.util.find_spec(name)
-        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+        get_code = getattr(spec.loader, "get_code", None) if spec is not None else None  # as runpy does
+        code: CodeType | None = get_code(name) if get_code is not None else None
+        if spec is None or code is None:
             raise UsageError(f"there is no module {name!r} to run", hint="give a module of Python source")
-        code = spec.loader.get_code(name)
-        assert code is not None
         sys.argv[0] = spec.origin or name
         main.__dict__.update(
             __spec__=spec, __package__=spec.parent, __loader__=spec.loader, __file__=spec.origin, __cached__=spec.cached

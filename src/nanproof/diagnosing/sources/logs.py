@@ -152,7 +152,8 @@ def _moments(story: Timeline, name: str) -> Iterator[Moment]:
     told = [m for m in told if m.kind != "dead" or m.column not in bad]  # that it stays NaN is said already
     for moment in told[:MAX_MOMENTS]:
         place = f" ({name}:{moment.line})" if moment.line is not None else ""
-        yield Moment(when=f"{story.unit} {moment.step:,}", what=f"{moment.text}{place}")
+        broke = moment.kind in ("nonfinite", "hidden-nan", "dead")
+        yield Moment(when=f"{story.unit} {moment.step:,}", what=f"{moment.text}{place}", broke=broke)
     if len(told) > MAX_MOMENTS:
         yield Moment(when="later", what=f"{len(told) - MAX_MOMENTS} more")
 
