@@ -67,9 +67,8 @@ class _Page:
 
     def story(self) -> Iterator[str]:
         timeline = self._d.timeline
-        breaks = [m for m in timeline if m.broke][:1]
-        first = [m for m in timeline[:MOMENTS] if m not in breaks][: MOMENTS - len(breaks)]
-        moments = [m for m in timeline if m in first or m in breaks]
+        moments = list(timeline[:MOMENTS])
+        moments += [m for m in timeline if m.broke][:1] if not any(m.broke for m in moments) else []
         later = [m for m in timeline if m not in moments]
         warned = [m for m in later if m.what.startswith("early warning")]  # the log had it before the run broke
         for i, moment in enumerate((*moments, *(later if self._full else warned[:1]))):
