@@ -5,11 +5,11 @@
 >>> points.extend(rows, rows, np.where(rows == 77, np.nan, rows % 100))
 >>> points.thin(1_000)
 >>> rows, steps, values = points.arrays()
->>> len(rows) <= 1_003, points.total, np.flatnonzero(np.isnan(values)).size, float(np.nanmax(values))
+>>> len(rows) <= 1_005, points.total, np.flatnonzero(np.isnan(values)).size, float(np.nanmax(values))
 (True, 10000, 1, 99.0)
 
 When a column grows beyond its limit, rows are put into buckets of equal width, and of each bucket the finite minimum
-and maximum stay; so do the first and the last point and every non-finite one. Widths are powers of two: however often
+and maximum stay; so do the first and the last point, every non-finite one, and the points on either side of it. Widths are powers of two: however often
 a column is thinned, the result is the exact minimum and maximum of each bucket.
 """
 
@@ -70,7 +70,8 @@ def _join(blocks: list[Arrays]) -> Arrays:
 def keep(rows: Ints, values: Floats, limit: int) -> Ints:
     """The indices of the points that stay."""
     finite = np.flatnonzero(np.isfinite(values))
-    bad = np.flatnonzero(~np.isfinite(values))
+    broken = ~np.isfinite(values)
+    edges = np.flatnonzero(np.diff(broken))  # the last value before it broke, and the first one after
     if len(finite) <= limit:
         return np.arange(len(values))
     shift = 0
@@ -86,7 +87,7 @@ def keep(rows: Ints, values: Floats, limit: int) -> Ints:
     ]
     stays = np.zeros(len(values), np.bool_)
     stays[[0, -1]] = True
-    for kept in (*extremes, bad):
+    for kept in (*extremes, broken, edges, edges + 1):
         stays[kept] = True
     return np.flatnonzero(stays)
 

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from ..errors import GuardStop
-from ..logs.series import Column, Event, Series, nonfinite_kinds
+from ..logs.series import Column, Event, Series, Unit, nonfinite_kinds
 
 Kind = Literal["running", "finished", "died", "stopped", "interrupted", "stale", "empty"]
 FRESH = 10.0  # seconds in which a log of unknown rhythm gets its next line
@@ -68,6 +68,8 @@ class RunState:
     """The first step of the non-finite stretch at the end."""
     why: str = ""
     repairs: tuple[str, ...] = ()
+    unit: Unit = "step"
+    """What the numbers count: a log without steps is told by its rows."""
 
     @property
     def bad(self) -> bool:
@@ -87,11 +89,11 @@ class RunState:
     def headline(self) -> str:
         """The state without its reason."""
         of = f" of {self.max_steps:,}" if self.max_steps else ""
-        at = f" at step {self.step:,}{of}" if self.step is not None else ""
+        at = f" at {self.unit} {self.step:,}{of}" if self.step is not None else ""
         return {
             "running": f"running{at.replace(' at', ',')}",
             "finished": f"finished{at}",
-            "died": f"died at step {self.since:,}" if self.since is not None else f"died{at}",
+            "died": f"died at {self.unit} {self.since:,}" if self.since is not None else f"died{at}",
             "stopped": f"stopped{at}",
             "interrupted": f"interrupted{at}",
             "stale": f"stale{at}",
@@ -112,8 +114,9 @@ def state_of(series: Series, signs: Signs) -> RunState:
         column, first = dead
         count = len(column) - first
         since = int(column.steps[first])
-        many = f"{count:,} logged values, the last at step {int(column.steps[-1]):,}" if count > 1 else "the last value"
-        said = f"{column.name} is {_nonfinite(column, first)} ({many})"
+        many = f"{count:,} logged values, the last at {series.unit} {int(column.steps[-1]):,}"
+        many = many if count > 1 else "the last value"
+        said = f"{column.name} is {_nonfinite(column, first, series.unit)} ({many})"
         if not _answered(series, column, first):
             still = "; it is still running" if signs.open else ""
             kind, why = "died", f"{said}{still}"
@@ -121,7 +124,15 @@ def state_of(series: Series, signs: Signs) -> RunState:
             why = said
     elif recovered := _recovered(series):
         why = f"{why}; {recovered}" if why else recovered
-    return RunState(kind=kind, step=step, max_steps=series.max_steps, since=since, why=why, repairs=signs.repairs)
+    return RunState(
+        kind=kind,
+        step=step,
+        max_steps=series.max_steps,
+        since=since,
+        why=why,
+        repairs=signs.repairs,
+        unit=series.unit,
+    )
 
 
 def trailing(series: Series) -> tuple[Column, int] | None:
@@ -142,7 +153,7 @@ def _recovered(series: Series) -> str:
         at = np.flatnonzero(column.bad)
         if len(at):
             kinds, many = " or ".join(nonfinite_kinds(column.values[at])), f"{len(at):,} logged values"
-            where = f"the last of {many} at step" if len(at) > 1 else "at step"
+            where = f"the last of {many} at {series.unit}" if len(at) > 1 else f"at {series.unit}"
             return f"{column.name} was {kinds}, {where} {int(column.steps[at[-1]]):,}"
     return ""
 
@@ -161,16 +172,16 @@ def word(value: float) -> str:
     return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
 
 
-def _nonfinite(column: Column, first: int) -> str:
+def _nonfinite(column: Column, first: int, unit: Unit) -> str:
     """What it is since when; an overflow is often Inf for a step, and NaN from the next one on."""
     values, steps = column.values[first:], column.steps[first:]
     began, last = int(steps[0]), word(values[-1])
     same = np.isnan(values) if last == "NaN" else values == values[-1]
     change = int(np.argmax(same))
     if not same[change:].all():
-        return f"{' or '.join(nonfinite_kinds(values))} since step {began:,}"
-    since = f"{last} since step {int(steps[change]):,}"
-    return f"{word(values[0])} since step {began:,}, {since}" if change else since
+        return f"{' or '.join(nonfinite_kinds(values))} since {unit} {began:,}"
+    since = f"{last} since {unit} {int(steps[change]):,}"
+    return f"{word(values[0])} since {unit} {began:,}, {since}" if change else since
 
 
 def _answered(series: Series, column: Column, first: int) -> bool:
