@@ -151,6 +151,16 @@ def test_the_exit_message_of_a_scaler_beside_its_curve(tmp_path: Path) -> None:
     assert (found.causes[0].name, found.decided) == ("loss-scale-collapse", True)
 
 
+@pytest.mark.parametrize(("error", "verdict"), [("KeyError: 'image_id'", "unknown"), ("ValueError: nan", "broken")])
+def test_an_error_of_the_script_is_not_blamed_on_its_numbers(error: str, verdict: str, tmp_path: Path) -> None:
+    lines = [f"step {i} loss {0.0213 if i == 9 else 0.5 * 0.7**i:.4f}" for i in range(40)]
+    trace = ["Traceback (most recent call last):", '  File "train.py", line 9, in <module>', error]
+    (tmp_path / "train.log").write_text("\n".join([*lines, *trace]) + "\n")
+    found = diagnose(tmp_path)
+    assert found.verdict == verdict
+    assert found.ended == (f"{error} (train.log:43)" if verdict == "unknown" else "")
+
+
 def test_a_healthy_run_is_called_healthy(tmp_path: Path) -> None:
     runs.loop_log(tmp_path / "train.log", steps=300)
     found = diagnose(tmp_path)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 8
 Verdict = Literal["broken", "healthy", "unknown"]
+_PASSING = ("irregular-spikes", "recovers")
+"""Not what broke a run that something else has ended."""
 _SYMPTOMS = (
     "onset",
     "mechanism",
@@ -102,7 +104,7 @@ class Diagnosis:
     checklist: tuple[Looked, ...] = ()
     notes: tuple[str, ...] = ()
     ended: str = ""
-    """What ended the run from outside, such as a lack of memory or a time limit."""
+    """What ended the run without its numbers being to blame: a lack of memory, a time limit, a bug of the script."""
     commands: tuple[str, ...] = ()
     """Every command that the text shows, in its order."""
     tables: Mapping[str, str] = field(default_factory=dict)
@@ -146,16 +148,17 @@ def conclude(evidence: Evidence, *, commands: Commands | None = None, **rest: An
         return Diagnosis(**rest)
     ranked = rank(evidence)
     shown = [r for r in ranked if r.supported][:SHOWN]
-    broke = any(_is_symptom(f) for f in evidence)
+    outside = evidence.named("ended-outside")
+    broke = any(_is_symptom(f) and not (outside and f.name in _PASSING) for f in evidence)
     suspects = tuple(_suspect(r, evidence, build, broke) for r in shown)
     healthy = bool(suspects) and suspects[0].harmless and suspects[0].confidence != "possible"
     sure = bool(suspects) and suspects[0].confidence == "strong"
-    fine = not broke and bool(evidence.named("ended-outside"))  # nothing went wrong that a question could explain
+    fine = not broke and bool(outside)  # nothing went wrong that a question could explain
     asked = best_questions(evidence, ranked, limit=1) if broke else open_question(evidence)
     asked = () if sure or healthy or fine else asked
     missing = tuple(_missing(q, build) for q in asked)
     first = next((s for s in suspects if broke or healthy or not s.harmless), None)
-    ended = next((f"{f.words} ({f.where})" for f in evidence.named("ended-outside")), "")
+    ended = next((f"{f.words} ({f.where})" for f in outside), "")
     printed = [*(first.commands if first is not None else ()), *(c for m in missing for c in m.commands)]
     return Diagnosis(
         causes=suspects,

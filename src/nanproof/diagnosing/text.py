@@ -79,14 +79,15 @@ class _Page:
         diagnosis = self._d
         causes = diagnosis.causes
         if diagnosis.verdict != "broken" and diagnosis.ended:
-            yield from self._wrap(f"Ended from outside: {plain(diagnosis.ended)}", 2)
+            yield from self._wrap(f"Ended by: {plain(diagnosis.ended)}", 2)
         if diagnosis.verdict == "healthy":
             yield self._style(f"No problem found ({causes[0].name}, {causes[0].confidence})", "healthy")
             yield from self._entry("evidence", causes[0].evidence if self._full else causes[0].evidence[:EVIDENCE])
             yield from self._commands("run", causes[0].commands)
             return
         if diagnosis.verdict == "unknown":
-            yield from self._wrap("Cannot tell: no log here shows that the run broke, nor that it is healthy.", 2)
+            shows = "its numbers do not show" if diagnosis.ended else "no log here shows"
+            yield from self._wrap(f"Cannot tell: {shows} that the run broke, nor that it is healthy.", 2)
             for i, cause in enumerate([c for c in causes if not c.harmless][: max(1, self._others)]):
                 yield from self._also(cause, "Risk")
                 yield from self._commands("run", cause.commands if not i else ())

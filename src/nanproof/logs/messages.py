@@ -163,6 +163,10 @@ _TRIGGER = re.compile(
 )
 OUTSIDE = frozenset({"out-of-memory", "disk-full", "interrupted", "killed"})
 """Messages of what ends a run from outside: memory, disk, a scheduler or its user. Its numbers are not to blame."""
+OWN_ERRORS = re.compile(
+    r"(?:Key|Attribute|Type|Name|UnboundLocal|Import|ModuleNotFound|FileNotFound|Permission|Syntax|NotImplemented)Error\b"
+)
+"""What an exception of a script begins with that says nothing about its numbers."""
 AFTERMATH = re.compile(
     r"ChildFailedError|CalledProcessError|SystemExit|SIGTERM|NCCL|DistBackendError|Connection(?:Reset|Refused)Error"
     r"|BrokenPipeError|EOFError|srun: error|slurmstepd: error"

@@ -9,8 +9,8 @@
 (True, 10000, 1, 99.0)
 
 When a column grows beyond its limit, rows are put into buckets of equal width, and of each bucket the finite minimum
-and maximum stay; so do the first and the last point, every non-finite one, and the points on either side of it. Widths are powers of two: however often
-a column is thinned, the result is the exact minimum and maximum of each bucket.
+and maximum stay; so do the first and the last point, every non-finite one, and the points on either side of it. Widths
+are powers of two: however often a column is thinned, the result has the exact minimum and maximum of each bucket.
 """
 
 from __future__ import annotations

@@ -21,16 +21,13 @@ from typing import Literal
 import numpy as np
 
 from ..errors import GuardStop
+from ..logs.messages import OWN_ERRORS
 from ..logs.series import Column, Event, Series, Unit, nonfinite_kinds
 
 Kind = Literal["running", "finished", "died", "stopped", "interrupted", "stale", "empty"]
 FRESH = 10.0  # seconds in which a log of unknown rhythm gets its next line
 BEATS = 5  # or so many of its usual intervals
 _ANSWERED = ("skip", "rollback", "overflow", "resume", "stop")
-_OWN_ERRORS = (
-    *("KeyError", "AttributeError", "TypeError", "NameError", "UnboundLocalError", "ImportError"),
-    *("ModuleNotFoundError", "FileNotFoundError", "PermissionError", "SyntaxError", "NotImplementedError"),
-)
 _ENDS = ("stop", "exception", "hardware", "finished")
 _SIGNALS = {
     number: words
@@ -83,7 +80,7 @@ class RunState:
     @property
     def own_error(self) -> bool:
         """Whether an error of the script ended it that says nothing about its numbers."""
-        return self.kind == "died" and self.since is None and self.why.partition(":")[0] in _OWN_ERRORS
+        return self.kind == "died" and self.since is None and OWN_ERRORS.match(self.why) is not None
 
     @property
     def headline(self) -> str:

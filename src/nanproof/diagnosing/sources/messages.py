@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ...logs import Event, Series
-from ...logs.messages import AFTERMATH, OUTSIDE
-from ...logs.moments.words import find_outside
+from ...logs.messages import AFTERMATH
+from ...logs.moments.words import find_outside, is_outside
 from ..evidence import Fact
 from ..wording import read_text
 
@@ -83,7 +83,7 @@ def _facts(event: Event, where: str) -> Iterator[Fact]:
         yield Fact(name="about", value=_TOPICS[event.name], where=where, words=words)
     if event.name == "newly-initialised" and _telling(event.details.get("names", "")):
         yield Fact(name="loss-above-uniform", where=where, words=f"weights missing that belong to the body: {words}")
-    if event.name in OUTSIDE:
+    if is_outside(event):
         return
     if event.kind == "exception" or event.name in ("anomaly", *_TOPICS):
         yield Fact(name="hard-error", where=where, words=words)

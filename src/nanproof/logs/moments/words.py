@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from ..messages import OUTSIDE
+from ..messages import OUTSIDE, OWN_ERRORS
 from ..series import Column, Event, EventKind, Series
 from .moment import Moment, MomentKind, at, many, show
 
@@ -45,8 +45,12 @@ def find_words(series: Series) -> list[Moment]:
 
 
 def find_outside(series: Series) -> Event | None:
-    """What ended the run from outside, after its last row."""
-    return next((e for e in series.events if e.name in OUTSIDE and e.row >= series.rows), None)
+    """What ended the run, after its last row, that its numbers are not to blame for: no memory, a bug of the script."""
+    return next((e for e in series.events if is_outside(e) and e.row >= series.rows), None)
+
+
+def is_outside(event: Event) -> bool:
+    return event.name in OUTSIDE or (event.kind == "exception" and OWN_ERRORS.match(event.text.lstrip()) is not None)
 
 
 def _counted(moment: Moment, count: int) -> Moment:
