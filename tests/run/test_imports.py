@@ -82,6 +82,8 @@ OURS = ("nanproof.guard.guard", "nanproof.guard.auto_locate", "nanproof.locating
 
 @pytest.mark.parametrize("package", OURS)
 def test_nanproof_itself_imported_before_torch(package: str, tmp_path: Path) -> None:
+    if package.startswith("nanproof.integrations.") and importlib.util.find_spec(package.rpartition(".")[2]) is None:
+        pytest.skip("the trainer is not installed")
     done = nanproof("run", "--run-dir", tmp_path / "run", SCRIPTS / "import_first.py", package)
     assert done.stdout == "finite\n"
     assert "3 steps, 2 updates, 1 skipped" in done.stderr
