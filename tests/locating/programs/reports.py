@@ -692,7 +692,7 @@ def angle_between_the_triangles_of_a_flat_mesh() -> Case:
             a, b, c = self.vertices[faces].unbind(1)
             normals = torch.linalg.cross(b - a, c - a)
             normals = normals / (normals.square().sum(-1, keepdim=True) + 1e-6).sqrt().detach()
-            cosine = (normals[0] * normals[1]).sum().clamp(-1, 1)
+            cosine = (normals[0] * normals[1]).sum()
             return torch.sqrt(1 - cosine * cosine) + cosine  # BAD
 
     model = Mesh()
