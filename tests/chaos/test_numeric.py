@@ -67,6 +67,17 @@ FOUND = {
         max_norm=None,
         faults=(Fault(window=13, micro=0, ranks=(0,), site="activation", kind="nan"),),
     ),
+    "a first micro-batch left out on both ranks, and with it the statistics that DDP had just shared": of(
+        seed=5081,
+        layout="nested",
+        optimizer="sgd",
+        accumulate=4,
+        drop="microbatch",
+        rerun=False,
+        averaged=True,
+        max_norm=0.1,
+        faults=(Fault(window=14, micro=0, ranks=(0, 1), site="loss", kind="spike"),),
+    ),
     "a look at sharded weights whose memory FSDP2 had taken back, which ended the process": of(
         seed=79,
         layout="fsdp2",

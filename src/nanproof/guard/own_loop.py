@@ -159,6 +159,9 @@ class OwnLoop:
         if self._window is None:
             self._window = engine.begin()
         if self._dropping:
+            if not self._done and self._accumulate > 1 and context.ranks.ddp:
+                with context.surviving("sharing buffers"):
+                    context.ranks.share_buffers()  # as in a plain loop: after every update
             self._micro = engine.begin(context.groups.micro, before=self._before_pass)
             self._micro.micro, self._micro.local = True, context.ranks.ddp
         elif self._done:
@@ -315,8 +318,6 @@ class OwnLoop:
             return
         self._synced = not self._dropping and self._done == self._accumulate - 1
         ranks.sync(self._synced)
-        if self._dropping and self._done == 0:
-            ranks.share_buffers_next()  # as in a plain loop: after every update
 
     def _reduce(self, count: int) -> int:
         """Bring gradients together where the backward passes did not; the number of micro-batches in them."""

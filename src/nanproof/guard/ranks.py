@@ -277,6 +277,14 @@ class Ranks:
         for wrapper in self.wrappers:
             wrapper.require_forward_param_sync = True
 
+    def share_buffers(self) -> None:
+        """Broadcast DDP's buffers now: in its next forward pass they may be put back on this rank alone."""
+        for wrapper in self.wrappers:
+            wrapper.require_forward_param_sync = True
+            if wrapper._check_sync_bufs_pre_fwd():  # type: ignore[no-untyped-call]
+                wrapper._sync_buffers()  # type: ignore[no-untyped-call]
+            wrapper.require_forward_param_sync = False
+
     def sum_(self, tensors: list[Tensor], count: int) -> int:
         """Add up gradients over ranks in place, and a count; returns the total count."""
         self.join()
