@@ -67,6 +67,15 @@ FOUND = {
         max_norm=None,
         faults=(Fault(window=13, micro=0, ranks=(0,), site="activation", kind="nan"),),
     ),
+    "a second micro-batch without a closure, whose random states a veto then went back to": of(
+        seed=5202,
+        layout="nested",
+        accumulate=4,
+        closure=False,
+        rerun=False,
+        max_norm=None,
+        faults=(Fault(window=12, micro=2, ranks=(1,), site="activation", kind="+inf"),),
+    ),
     "a first micro-batch left out on both ranks, and with it the statistics that DDP had just shared": of(
         seed=5081,
         layout="nested",

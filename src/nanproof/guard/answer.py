@@ -53,7 +53,6 @@ class Answers:
         context, recovery = self._context, self._recovery
         reading, ranks = seen.reading, context.ranks_of(step)
         culprit = step.culprit(reading.bad)
-        _start_at(step, culprit)
         facts: Sequence[TensorFacts] = ()
         rerun: Rerun | None = None
         values_are_bad = verdict.kind in ("nonfinite", "overflow") and not step.hyperparameters
@@ -147,8 +146,7 @@ class Answers:
         culprit = None
         with self._context.surviving("looking for the micro-batch to blame"):
             culprit = self._locate.blame(step)
-            _start_at(step, culprit)
-        return culprit
+        return culprit  # noqa: RET504  # the block survives what it raises
 
     def _rows(self, step: OpenStep, verdict: Verdict, culprit: Pass | None) -> list[str]:
         """For a finite spike: the rows of the batch that it comes from."""
@@ -264,9 +262,3 @@ class Answers:
             facts=[facts_of(name, t) for name, t in bad[:4]],
             location=at_exception(location, where_raised(error, bad)),
         )
-
-
-def _start_at(step: OpenStep, culprit: Pass | None) -> None:
-    """In an external loop the pass to blame may not be the first: replays start with its random states."""
-    if culprit is not None and culprit.random and step.before.taken and culprit.closure is None:
-        step.before.random.update(culprit.random)

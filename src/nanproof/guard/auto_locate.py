@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..captured import CapturedState
 from ..locating import Location, locate
 from ..locating.bounds import Endless, within
 from ..locating.sandbox import Sandbox
@@ -62,7 +61,7 @@ class AutoLocate:
             several = ranks.alone and replay is None and culprit is not None and culprit.closure is None
             return culprit.capture.between(culprit.loss) if several and culprit is not None else None
         start = time.monotonic()
-        found = self._try(replay, culprit, step.before, lockstep=lockstep) if replay else None
+        found = self._try(replay, culprit, step, lockstep=lockstep) if replay else None
         if not ranks.alone and not lockstep:
             found = self._over_ranks(found, replay, step, verdict, culprit, ranks)
         self._left -= time.monotonic() - start
@@ -116,7 +115,7 @@ class AutoLocate:
         """What ranks that have replayed their own parts learn from each other."""
         refused = found is not None and not found.reproduced and found.mechanism == "communication"
         if not ranks.any(not refused):  # the step communicates by itself on every rank: all replay it together
-            found = self._try(replay, culprit, step.before, lockstep=True) if replay is not None else None
+            found = self._try(replay, culprit, step, lockstep=True) if replay is not None else None
             reduced = found is not None and found.reproduced and found.mechanism == "communication"
             if not ranks.any(not reduced) and found is not None:
                 before = found.why.partition(":")[0].replace("this rank", "every rank")
@@ -147,11 +146,11 @@ class AutoLocate:
         )
 
     def _try(
-        self, replay: Callable[[], Any], culprit: Pass | None, before: CapturedState, *, lockstep: bool
+        self, replay: Callable[[], Any], culprit: Pass | None, step: OpenStep, *, lockstep: bool
     ) -> Location | None:
         assert culprit is not None
-        if before.taken:
-            before.restore()
+        if step.before.taken:
+            step.rewind(culprit)
         batch = culprit.batch if culprit.inputs is None else culprit.inputs
         optimizers = self._training.optimizers
         try:

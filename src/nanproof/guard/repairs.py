@@ -5,6 +5,7 @@ What can be repaired, and how that is proved, is in `heal.py`; here is when it i
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -67,8 +68,8 @@ class Repairs:
             replay = StepReplay(step, rerun, culprit, context.training, context.ranks, context.loss_weights)
         elif culprit is not None and (play := culprit.capture.step(probe=True)) is not None:
             batch = culprit.batch if culprit.inputs is None else culprit.inputs
-            restore = step.before.restore if step.before.taken else lambda: None
-            replay = ModelReplay(play, restore, batch, context.training, context.ranks)
+            rewind = functools.partial(step.rewind, culprit) if step.before.taken else lambda: None
+            replay = ModelReplay(play, rewind, batch, context.training, context.ranks)
         healer.arm(blind=replay is None)
         healing: Healing | None = None
         with context.together(f"healing step {step.number}"):

@@ -16,6 +16,7 @@ from ..captured import CapturedState
 from ..forecast import EarlyWarning
 from ..losses import Losses
 from ..records import Action, Reading, Verdict
+from ..rng import set_random_states
 from ..tensors import is_finite, tensors_in
 from .forward_capture import ForwardCapture
 from .frozen import FrozenClosure
@@ -135,6 +136,12 @@ class OpenStep:
         if named and int(named[0]) < len(with_loss):
             return with_loss[int(named[0])]
         return next((p for p in self.passes if p.has_bad_input), None)
+
+    def rewind(self, one: Pass | None) -> None:
+        """Buffers and random states as before a pass that is to be run again, which may not be the first."""
+        self.before.restore()
+        if one is not None and one.random and one.closure is None:
+            set_random_states({**self.before.random, **one.random})
 
     @property
     def closures(self) -> list[FrozenClosure] | None:
